@@ -1,0 +1,71 @@
+"""The blockwise random Hadamard transform, x' = x diag(signs) H / sqrt(d) on runs of d elements.
+
+H is Sylvester's symmetric +-1 matrix, so the transform is orthogonal: applied to both operands of a
+product along its contraction it cancels (arXiv 2509.25149, section 4.2). Transformer Engine fixes
+d = 16 and one sign vector for all layers and steps; its matrix is exact in BF16, sums are FP32, and
+the result is rounded to BF16 before any amax is taken.
+"""
+
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fp4repro.core.random import RandomKey, random_bits
+from fp4repro.errors import Fp4ReproError
+
+Signs = Literal["te", "none", "drawn"]
+
+TE_SIGN_MASK = 0xD7E8  # bit i is set where sign i is -1
+SIZES = (2, 4, 8, 16, 32, 64, 128)
+
+
+@lru_cache(maxsize=64)
+def hadamard_matrix(size: int, signs: Signs = "te", key: RandomKey | None = None) -> Tensor:
+    """diag(signs) H / sqrt(size) as float32 (size, size); a row vector times it is the transform.
+
+    signs: "te" the fixed vector (its first `size` signs, repeated beyond 16), "none" all +1, "drawn"
+    a fair draw from `key`. The returned tensor is shared: do not write to it.
+    """
+    if size not in SIZES:
+        raise Fp4ReproError(f"Hadamard size {size} must be one of {', '.join(map(str, SIZES))}")
+    if signs not in ("te", "none", "drawn"):
+        raise Fp4ReproError(f"Hadamard signs {signs!r} must be te, none or drawn")
+    if signs == "drawn" and key is None:
+        raise Fp4ReproError("Hadamard signs 'drawn' need a RandomKey: pass key=RandomKey(seed=...)")
+    h = torch.ones(1, 1)
+    while h.shape[0] < size:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    if signs == "te":
+        negative = torch.tensor([TE_SIGN_MASK >> (i % 16) & 1 for i in range(size)])
+    elif signs == "drawn":
+        negative = random_bits(size, key).to(torch.int32) & 1
+    else:
+        negative = torch.zeros(size)
+    return (1.0 - 2.0 * negative.float())[:, None] * h * size**-0.5
+
+
+def hadamard(
+    x: Tensor,
+    size: int = 16,
+    signs: Signs = "te",
+    key: RandomKey | None = None,
+    axis: int = -1,
+) -> Tensor:
+    """Transform runs of `size` elements of `x` along `axis`; same shape and dtype.
+
+    BF16 input gives Transformer Engine's values: exact BF16 matrix (sizes 4, 16, 64), FP32 sums, one
+    rounding to BF16. Raises if the axis is not a multiple of `size`.
+    """
+    axis %= x.dim()
+    if x.shape[axis] % size:
+        raise Fp4ReproError(
+            f"Hadamard transform of {size} needs axis {axis} of shape {tuple(x.shape)} to be a "
+            f"multiple of {size}: pad it or choose a smaller size"
+        )
+    matrix = hadamard_matrix(size, signs, key).to(x.device, x.dtype)
+    if axis == x.dim() - 1:
+        return (x.reshape(-1, size) @ matrix).view(x.shape)  # (runs, size)
+    runs = x.reshape(-1, size, *x.shape[axis + 1 :]).flatten(2)  # (runs, size, rest)
+    return torch.matmul(matrix.T, runs).view(x.shape)

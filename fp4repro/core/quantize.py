@@ -1,0 +1,169 @@
+"""The one quantiser: every operand, optimizer state and exported weight passes through here.
+
+`quantize` stores, `fake_quantize` returns the dequantised values, `quantize_operand` the BF16 values
+of code times block scale with the tensor scale apart, for a product. All three share `Prepared`, so
+that they agree to the bit. A tensor with a NaN or an infinity is refused (`nonfinite="raise"`) or
+becomes NaN as a whole (`"poison"`): conversions to E2M1 would hide it otherwise.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fp4repro.core import kernels
+from fp4repro.core.blocks import Blocks
+from fp4repro.core.compiled import compiled
+from fp4repro.core.formats import BlockFormat
+from fp4repro.core.random import RandomKey, fields_of, words_needed
+from fp4repro.core.tensor import QuantizedTensor, kernel_format, pack, store_scales
+from fp4repro.errors import Fp4ReproError
+
+Rounding = Literal["nearest", "stochastic"]
+NonFinite = Literal["raise", "poison"]
+
+
+class NonFiniteError(Fp4ReproError):
+    """A tensor to be quantised holds a NaN or an infinity."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A tensor whose scales are known, ready for the last pass."""
+
+    matrix: Tensor
+    blocks: Blocks
+    format: BlockFormat
+    amax: Tensor  # float32 scalar
+    s: Tensor  # block decode scales, in the shape of the blocks
+    e: Tensor  # element multipliers, likewise
+    decode: Tensor  # the tensor's decode scale, float32 scalar
+
+    def apply(self, output: str, rounding: Rounding, key: RandomKey | None, bits: int) -> Tensor:
+        """The kernel's `output` in the matrix's padded shape."""
+        x = self.blocks.view(self.matrix)
+        random = None
+        if rounding == "stochastic":
+            random = _noise(x, key, bits)
+        used = bits if random is not None else 0
+        run = compiled(kernels.make_apply, kernel_format(self.format), output, used, self.blocks.compare)
+        return run(x, self.blocks.spread(self.s), self.blocks.spread(self.e), self.decode, random)
+
+    def store(self, rounding: Rounding, key: RandomKey | None, bits: int) -> QuantizedTensor:
+        """Packed codes and scales."""
+        codes = self.blocks.restore(self.apply("codes", rounding, key, bits))
+        scales = store_scales(self.blocks.store(self.s), self.format)
+        return QuantizedTensor(pack(codes, self.format), scales, self.amax, self.format, self.blocks.shape)
+
+
+def _noise(x: Tensor, key: RandomKey | None, bits: int) -> Tensor:
+    if key is None:
+        raise Fp4ReproError("stochastic rounding needs a key: pass key=RandomKey(seed, step, layer, role)")
+    like = torch.empty(words_needed(x.numel(), bits), dtype=torch.int8, device=x.device)
+    words = compiled(kernels.make_noise)(like, key.tensor(x.device))
+    return fields_of(words, x.numel(), bits).view(x.shape)
+
+
+def prepare(
+    x: Tensor, fmt: BlockFormat, nonfinite: NonFinite = "raise", amax: Tensor | None = None
+) -> Prepared:
+    """First two passes: amax and scales. `amax` replaces the tensor's own (a larger whole's)."""
+    if not x.is_floating_point():
+        raise Fp4ReproError(f"only floating-point tensors can be quantised, got {x.dtype}")
+    blocks = Blocks.of(x.shape, fmt)
+    matrix = blocks.matrix(x.detach())
+    rows, columns = (0, 0) if blocks.whole else fmt.block
+    block_amax = compiled(kernels.make_amax, rows, columns)(blocks.for_amax(matrix))
+    amax = block_amax.amax() if amax is None else amax.to(torch.float32).reshape(())
+    if nonfinite == "raise" and not bool(amax.isfinite()):
+        raise NonFiniteError(
+            f"a tensor of shape {tuple(x.shape)} to be quantised to {fmt.name} holds NaN or infinity: "
+            "look upstream for the step at which it appeared, or pass nonfinite='poison' to carry it on"
+        )
+    s, e, decode = _scales(fmt, block_amax, amax)
+    if fmt.four_over_six:
+        s, e = _choose_four_or_six(matrix, blocks, fmt, block_amax, amax, (s, e, decode))
+    return Prepared(matrix, blocks, fmt, amax, s, e, decode)
+
+
+def _scales(fmt: BlockFormat, block_amax: Tensor, amax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    flat = block_amax.reshape(-1)  # one compilation whatever the shape of the blocks
+    s, e, decode = compiled(kernels.make_scales, kernel_format(fmt))(flat, amax)
+    return s.view(block_amax.shape), e.view(block_amax.shape), decode
+
+
+def _choose_four_or_six(
+    matrix: Tensor, blocks: Blocks, fmt: BlockFormat, block_amax: Tensor, amax: Tensor, six: tuple
+) -> tuple[Tensor, Tensor]:
+    """Per block the scale that maps its amax to 6 or to 4, whichever errs less; a tie takes 6."""
+    decode = six[2]
+    # The block scale grows by 6/4 and its type's maximum must hold it: formats for this set a lower
+    # `scale_target`, 256 in place of 448.
+    four = _scales(fmt, block_amax * 1.5, amax)
+    error = compiled(kernels.make_error, kernel_format(fmt), blocks.compare)
+    x = blocks.view(matrix)
+    six_error, four_error = (
+        blocks.sum_to_blocks(error(x, blocks.spread(s), blocks.spread(e), decode), s.shape)
+        for s, e in (six[:2], four[:2])
+    )
+    take_four = four_error < six_error
+    return torch.where(take_four, four[0], six[0]), torch.where(take_four, four[1], six[1])
+
+
+def _check_rounding(rounding: str) -> None:
+    if rounding not in ("nearest", "stochastic"):
+        raise Fp4ReproError(f"rounding {rounding!r} must be nearest or stochastic")
+
+
+def quantize(
+    x: Tensor,
+    format: BlockFormat,
+    rounding: Rounding = "nearest",
+    key: RandomKey | None = None,
+    *,
+    random_bits: int = 8,
+    nonfinite: NonFinite = "raise",
+    amax: Tensor | None = None,
+) -> QuantizedTensor:
+    """Quantise `x` (..., K), blocks along the last axis, to packed codes and scales.
+
+    rounding     of the elements: "nearest" (ties to even) or "stochastic" (needs `key`)
+    random_bits  8 as in hardware, 16 or 32
+    nonfinite    "raise" refuses NaN and infinity, "poison" makes the whole tensor NaN
+    amax         float32 scalar to scale by in place of the tensor's own
+    """
+    _check_rounding(rounding)
+    return prepare(x, format, nonfinite, amax).store(rounding, key, random_bits)
+
+
+def fake_quantize(
+    x: Tensor,
+    format: BlockFormat,
+    rounding: Rounding = "nearest",
+    key: RandomKey | None = None,
+    *,
+    random_bits: int = 8,
+    nonfinite: NonFinite = "raise",
+    amax: Tensor | None = None,
+) -> Tensor:
+    """`quantize(...).dequantize(x.dtype)` without the storage, bit for bit; shape and dtype of `x`."""
+    _check_rounding(rounding)
+    prepared = prepare(x, format, nonfinite, amax)
+    return prepared.blocks.restore(prepared.apply("fake", rounding, key, random_bits))
+
+
+def quantize_operand(
+    x: Tensor,
+    format: BlockFormat,
+    rounding: Rounding = "nearest",
+    key: RandomKey | None = None,
+    *,
+    random_bits: int = 8,
+    nonfinite: NonFinite = "raise",
+    amax: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Code times block scale in BF16 (exact, shape of `x`), and the tensor's FP32 decode scale."""
+    _check_rounding(rounding)
+    prepared = prepare(x, format, nonfinite, amax)
+    return prepared.blocks.restore(prepared.apply("operand", rounding, key, random_bits)), prepared.decode

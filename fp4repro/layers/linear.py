@@ -1,0 +1,176 @@
+"""A linear layer whose three products take quantised operands.
+
+    fprop  y  = Q(x) Q(W)^T        dgrad  dx = Q(dy) Q(W)        wgrad  dW = Q(dy)^T Q(x)
+
+Each operand is quantised from the high-precision tensor under its recipe slot; gradients pass the
+quantisers straight through. What waits for the backward is x as wgrad will multiply it, packed (4.5
+bits a value for NVFP4), and W packed, kept by the layer and shared by every use until W changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from fp4repro.core.products import product
+from fp4repro.core.random import RandomKey
+from fp4repro.core.tensor import QuantizedTensor
+from fp4repro.layers.operands import Slot
+from fp4repro.recipes import SLOTS, Recipe
+
+# Tokens are padded with zero rows to a whole number of these in wgrad: zeros add nothing to the sum.
+TOKEN_MULTIPLE = 128
+
+
+@dataclass
+class Clock:
+    """What the layers of one model share: the seed, and the step that `set_step` advances."""
+
+    seed: int = 0
+    step: int = -1  # no step set: streams are then told apart by the data
+    microbatch: int = 0
+
+
+@dataclass
+class Plan:
+    """One layer's part in a converted model."""
+
+    recipe: Recipe
+    clock: Clock
+    layer: int
+    slots: dict[str, Slot] = field(init=False)
+    calls: Counter = field(default_factory=Counter)  # quantised operands by slot
+
+    def __post_init__(self) -> None:
+        self.slots = {name: Slot.of(self.recipe, name) for name in SLOTS}
+
+    @property
+    def key(self) -> RandomKey:
+        clock = self.clock
+        return RandomKey(clock.seed, clock.step, self.layer, microbatch=clock.microbatch)
+
+    def operand(self, slot: str, x: Tensor, key: RandomKey) -> tuple[Tensor, Tensor | float]:
+        self._count(slot)
+        return self.slots[slot].operand(x, key)
+
+    def store(self, slot: str, x: Tensor, key: RandomKey) -> Tensor | QuantizedTensor:
+        self._count(slot)
+        return self.slots[slot].store(x, key)
+
+    def weight_slot(self, slot: str) -> str:
+        """w_fprop for w_dgrad too where both are the same values, as with 16x16 tiles."""
+        fprop, dgrad = self.slots["w_fprop"], self.slots["w_dgrad"]
+        apart = fprop.stochastic or dgrad.stochastic or fprop.hadamard or dgrad.hadamard
+        return slot if apart or fprop.format != dgrad.format else "w_fprop"
+
+    def _count(self, slot: str) -> None:
+        if self.slots[slot].format is not None:
+            self.calls[slot] += 1
+
+
+class QuantLinear(nn.Linear):
+    """An `nn.Linear` under a recipe: same parameters, same names. Made by `convert`."""
+
+    plan: Plan
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in) -> (..., out), in autocast's type where it is on, else in x's."""
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        y = _QuantLinear.apply(x.to(dtype), self.weight, self)
+        return y if self.bias is None else y + self.bias.to(dtype)
+
+    def quantised_weight(self, slot: str) -> Tensor | QuantizedTensor:
+        """W as fprop or dgrad multiplies it, quantised once for each state of the parameter."""
+        slot = self.plan.weight_slot(slot)
+        cache = self.__dict__.setdefault("_quantised", {})
+        state = self._weight_state()
+        if not cache or not _same(cache["state"], state):
+            cache.clear()
+            cache["state"] = state
+        if slot not in cache:
+            cache[slot] = self.plan.store(slot, self.weight.detach(), self.plan.key)
+        return cache[slot]
+
+    def _weight_state(self) -> tuple:
+        """Changes whenever the weight or, where it rounds stochastically, the step does."""
+        w = self.weight.detach()
+        clock = self.plan.clock
+        stochastic = any(self.plan.slots[s].stochastic for s in ("w_fprop", "w_dgrad"))
+        step = (clock.seed, clock.step, clock.microbatch) if stochastic else ()
+        # Writing through `.data` leaves the version as it is; a sample of the values shows it. Not on
+        # a GPU, where looking would wait for the device.
+        sample = w.reshape(-1)[:: max(1, w.numel() // 256)].clone() if w.device.type == "cpu" else None
+        return (w.data_ptr(), self.weight._version, w.dtype, w.device, id(self.plan), step), sample
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k != "_quantised"}
+
+
+def _same(a: tuple, b: tuple) -> bool:
+    return a[0] == b[0] and (a[1] is None or torch.equal(a[1], b[1]))
+
+
+class _QuantLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, layer: QuantLinear) -> Tensor:
+        plan, key = layer.plan, layer.plan.key
+        rows = x.reshape(-1, x.shape[-1])  # (tokens, in)
+        ctx.layer, ctx.key, ctx.shape = layer, key, x.shape
+        if rows.shape[0] == 0:  # an expert without tokens
+            return x.new_zeros(*x.shape[:-1], weight.shape[0])
+        with torch.autocast(x.device.type, enabled=False):
+            x_q, x_scale = plan.operand("x_fprop", rows, key)
+            w_q, w_scale = Slot.load(layer.quantised_weight("w_fprop"))
+            y = product(x_q, w_q.T, x_scale * w_scale, x.dtype)  # (tokens, out)
+            if ctx.needs_input_grad[1]:
+                _save(ctx, plan.store("x_wgrad", _whole_tokens(rows), key))
+            if ctx.needs_input_grad[0]:
+                # dgrad must see this forward's weight even if the parameter is changed before it.
+                ctx.weight = layer.quantised_weight("w_dgrad")
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        layer, key = ctx.layer, ctx.key
+        plan, weight = layer.plan, layer.weight
+        dx = dw = None
+        rows = dy.reshape(-1, dy.shape[-1])  # (tokens, out)
+        if rows.shape[0] == 0:
+            dx = dy.new_zeros(ctx.shape) if ctx.needs_input_grad[0] else None
+            return dx, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None, None
+        with torch.autocast(dy.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                dy_q, dy_scale = plan.operand("dy_dgrad", rows, key)
+                w_q, w_scale = Slot.load(ctx.weight)
+                dx = product(dy_q, w_q, dy_scale * w_scale, dy.dtype).view(ctx.shape)
+            if ctx.needs_input_grad[1]:
+                dy_q, dy_scale = plan.operand("dy_wgrad", _whole_tokens(rows), key)
+                x_q, x_scale = Slot.load(_load(ctx))
+                dtype = torch.float32 if plan.recipe.wgrad_dtype == "fp32" else dy.dtype
+                dw = product(dy_q.T, x_q, dy_scale * x_scale, dtype).to(weight.dtype)
+        return dx, dw, None
+
+
+def _save(ctx, kept: Tensor | QuantizedTensor) -> None:
+    """Through autograd, so that hooks see it and a second backward is refused in the usual words."""
+    if isinstance(kept, QuantizedTensor):
+        ctx.kept = (kept.format, kept.shape)
+        ctx.save_for_backward(kept.codes, kept.scales, kept.amax)
+    else:
+        ctx.kept = None
+        ctx.save_for_backward(kept)
+
+
+def _load(ctx) -> Tensor | QuantizedTensor:
+    saved = ctx.saved_tensors
+    return saved[0] if ctx.kept is None else QuantizedTensor(*saved, *ctx.kept)
+
+
+def _whole_tokens(rows: Tensor) -> Tensor:
+    missing = -rows.shape[0] % TOKEN_MULTIPLE
+    return pad(rows, (0, 0, 0, missing)) if missing else rows

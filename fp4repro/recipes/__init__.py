@@ -1,0 +1,6 @@
+"""Training recipes as frozen data."""
+
+from fp4repro.recipes.named import recipe, recipe_names
+from fp4repro.recipes.recipe import PRODUCTS, SLOTS, KeepBF16, Recipe
+
+__all__ = ["PRODUCTS", "SLOTS", "KeepBF16", "Recipe", "recipe", "recipe_names"]
