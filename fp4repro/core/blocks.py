@@ -105,7 +105,7 @@ class Blocks:
         """Scales from the shape of `for_amax`'s blocks to that of `view`: one for each 16 lanes."""
         if self.compare:
             return s
-        high, wide = self.padded
+        high, _ = self.padded
         per_row = s.view(high // self.rows, 1, -1, 1)  # (R/r, 1, C/c, 1)
         lanes = self.columns // LANES
         return per_row.expand(-1, self.rows, -1, lanes).reshape(-1, 1)

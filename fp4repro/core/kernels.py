@@ -98,15 +98,16 @@ def make_apply(fmt: BlockFormat, output: str, bits: int, compare: bool) -> Calla
         y = x.float() * e
         a = y.abs().clamp_max(fmt.element.max)
         if bits:
-            q = round_stochastic(a, fmt.element, random, bits, compare)
+            a = round_stochastic(a, fmt.element, random, bits, compare)
         else:
-            q = round_nearest(a, fmt.element, compare)
-        q = torch.where(y < 0, -q, q)  # not the sign bit: -0.0 gets code 0, as in the reference
+            a = round_nearest(a, fmt.element, compare)
+        negative = y < 0  # not the sign bit: an input of -0.0 gets code 0, as in the reference
+        if output == "codes":
+            return encode_elements(a, negative, fmt.element, compare)
+        q = torch.where(negative, -a, a)
         if output == "operand":
             return (q * s).to(torch.bfloat16)
-        if output == "fake":
-            return ((q * s) * decode).to(x.dtype)
-        return encode_elements(q, fmt.element, compare)
+        return ((q * s) * decode).to(x.dtype)
 
     return apply
 
@@ -119,19 +120,20 @@ def make_noise() -> Callable[[Tensor, Tensor], Tensor]:
     return noise
 
 
-def encode_elements(q: Tensor, element: Minifloat, compare: bool = False) -> Tensor:
-    """Codes (uint8) of values on an element's grid: sign bit above exponent above mantissa."""
-    a = q.abs()
-    sign_bit = 1 << element.bits - 1 if element.signed else 0
+def encode_elements(a: Tensor, negative: Tensor | None, element: Minifloat, compare: bool = False) -> Tensor:
+    """Codes (uint8) of magnitudes on an element's grid: sign bit above exponent above mantissa."""
+    sign_bit = 1 << element.bits - 1
     if compare and element is E2M1:
         upper = torch.where(a < 4.0, a + 2.0, a * 0.5 + 4.0)
         code = torch.where(a < 2.0, a * 2.0, upper)
-        return (code + torch.where(q < 0, float(sign_bit), 0.0)).to(torch.uint8)
+        return (code + torch.where(negative, float(sign_bit), 0.0)).to(torch.uint8)
     offset = element.emin + 126 << element.mantissa_bits  # exponent field 1 is the smallest normal
     normal = (a.view(torch.int32) >> 23 - element.mantissa_bits) - offset
     subnormal = (a * (1.0 / element.min_step)).to(torch.int32)
     code = torch.where(a < element.min_normal, subnormal, normal)
-    return (code | (q.view(torch.int32) >> 31 & sign_bit)).to(torch.uint8)
+    if negative is not None:
+        code = code | torch.where(negative, sign_bit, 0)
+    return code.to(torch.uint8)
 
 
 def decode_elements(codes: Tensor, element: Minifloat, compare: bool = False) -> Tensor:

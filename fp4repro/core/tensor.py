@@ -87,7 +87,7 @@ def kernel_format(fmt: BlockFormat) -> BlockFormat:
 def store_scales(s: Tensor, fmt: BlockFormat) -> Tensor:
     """FP32 values of scales, exact in their type, as stored; uint8 codes where torch lacks the type."""
     dtype = _SCALE_DTYPES.get(fmt.scale)
-    return kernels.encode_elements(s, fmt.scale) if dtype is None else s.to(dtype)
+    return kernels.encode_elements(s, None, fmt.scale) if dtype is None else s.to(dtype)
 
 
 def load_scales(scales: Tensor, fmt: BlockFormat) -> Tensor:

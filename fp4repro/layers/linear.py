@@ -77,11 +77,14 @@ class QuantLinear(nn.Linear):
 
     plan: Plan
 
+    # A compiled model breaks its graph here: the kernels within are compiled by themselves, once for
+    # all layers, and would be traced anew for every layer otherwise.
+    @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out), in autocast's type where it is on, else in x's."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        y = _QuantLinear.apply(x.to(dtype), self.weight, self)
+        y = _QuantLinear.apply(x.to(dtype), self.weight, self, torch.is_grad_enabled())
         return y if self.bias is None else y + self.bias.to(dtype)
 
     def quantised_weight(self, slot: str) -> Tensor | QuantizedTensor:
@@ -117,7 +120,7 @@ def _same(a: tuple, b: tuple) -> bool:
 
 class _QuantLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, layer: QuantLinear) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, layer: QuantLinear, training: bool) -> Tensor:
         plan, key = layer.plan, layer.plan.key
         rows = x.reshape(-1, x.shape[-1])  # (tokens, in)
         ctx.layer, ctx.key, ctx.shape = layer, key, x.shape
@@ -127,22 +130,22 @@ class _QuantLinear(torch.autograd.Function):
             x_q, x_scale = plan.operand("x_fprop", rows, key)
             w_q, w_scale = Slot.load(layer.quantised_weight("w_fprop"))
             y = product(x_q, w_q.T, x_scale * w_scale, x.dtype)  # (tokens, out)
-            if ctx.needs_input_grad[1]:
+            if training and ctx.needs_input_grad[1]:
                 _save(ctx, plan.store("x_wgrad", _whole_tokens(rows), key))
-            if ctx.needs_input_grad[0]:
+            if training and ctx.needs_input_grad[0]:
                 # dgrad must see this forward's weight even if the parameter is changed before it.
                 ctx.weight = layer.quantised_weight("w_dgrad")
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         layer, key = ctx.layer, ctx.key
         plan, weight = layer.plan, layer.weight
         dx = dw = None
         rows = dy.reshape(-1, dy.shape[-1])  # (tokens, out)
         if rows.shape[0] == 0:
             dx = dy.new_zeros(ctx.shape) if ctx.needs_input_grad[0] else None
-            return dx, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None, None
+            return dx, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None, None, None
         with torch.autocast(dy.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 dy_q, dy_scale = plan.operand("dy_dgrad", rows, key)
@@ -153,7 +156,7 @@ class _QuantLinear(torch.autograd.Function):
                 x_q, x_scale = Slot.load(_load(ctx))
                 dtype = torch.float32 if plan.recipe.wgrad_dtype == "fp32" else dy.dtype
                 dw = product(dy_q.T, x_q, dy_scale * x_scale, dtype).to(weight.dtype)
-        return dx, dw, None
+        return dx, dw, None, None
 
 
 def _save(ctx, kept: Tensor | QuantizedTensor) -> None:
