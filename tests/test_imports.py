@@ -14,6 +14,8 @@ ALLOWED = {
     "core": {"errors"},
     "recipes": {"core", "errors"},
     "layers": {"core", "recipes", "errors"},
+    "backends": {"core", "recipes", "layers", "errors"},
+    "export": {"core", "layers", "errors", "files"},
     "__init__": {"core", "recipes", "layers", "errors"},
     "optim": {"core", "errors"},
     "models": {"errors"},

@@ -9,6 +9,7 @@ BF16 product afterwards would round twice and change a quarter of the outputs.
 import torch
 from torch import Tensor
 
+from fp4repro.core.accumulate import Accumulate, check_accumulate, grouped_product, on_fp4_units
 from fp4repro.core.tensor import QuantizedTensor
 from fp4repro.errors import Fp4ReproError
 
@@ -17,13 +18,18 @@ def _bf16_is_native(device: torch.device) -> bool:
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def product(a: Tensor, b: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
+def product(
+    a: Tensor, b: Tensor, scale: Tensor | float, dtype: torch.dtype, accumulate: Accumulate = "fp32"
+) -> Tensor:
     """a (M, K) @ b (K, N) times `scale`, summed in FP32, rounded once to `dtype`.
 
     Operands in BF16 take the BF16 units where the output is BF16; an FP32 output costs an FP32
     product on a CPU, several times the time, for the same sums. FP32 operands (formats whose scales
-    do not fit BF16) always do.
+    do not fit BF16) always do. `accumulate="blackwell"` sums as `core.accumulate` says, at two to three times
+    the FP32 product's time.
     """
+    if accumulate == "blackwell":
+        return grouped_product(a, b).mul_(scale).to(dtype)
     if a.device.type == "cpu":
         factor = float(scale)
         bf16 = a.dtype == b.dtype == dtype == torch.bfloat16
@@ -36,8 +42,23 @@ def product(a: Tensor, b: Tensor, scale: Tensor | float, dtype: torch.dtype) -> 
     return (a.float() @ b.float()).mul_(scale).to(dtype)
 
 
-def matmul(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """a (..., K) @ b (N, K).T -> (..., N): the product of two quantised tensors along their blocks."""
+def matmul(
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    dtype: torch.dtype = torch.float32,
+    accumulate: Accumulate = "fp32",
+) -> Tensor:
+    """a (..., K) @ b (N, K).T -> (..., N): the product of two quantised tensors along their blocks.
+
+    accumulate  "fp32", or "blackwell" for the order and rounding of sums of Blackwell's FP4 units,
+                which only FP4 operands have
+    """
+    check_accumulate(accumulate)
+    if accumulate == "blackwell" and not on_fp4_units(a.format, b.format):
+        raise Fp4ReproError(
+            f"accumulate='blackwell' is how FP4 units sum; {a.format.name} times {b.format.name} is not "
+            "multiplied by them: use accumulate='fp32'"
+        )
     if a.shape[-1] != b.shape[-1] or len(b.shape) != 2:
         raise Fp4ReproError(
             f"matmul multiplies a (..., K) by b (N, K) transposed, got {tuple(a.shape)} and {tuple(b.shape)}"
@@ -47,4 +68,4 @@ def matmul(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype = torch.fl
     exact = a.format.exact_in_bf16 and b.format.exact_in_bf16
     left, right = (q.operand() if exact else q.dequantize(torch.float32) for q in (a, b))
     scale = a.tensor_scale * b.tensor_scale if exact else 1.0
-    return product(left.reshape(-1, a.shape[-1]), right.T, scale, dtype).view(*a.shape[:-1], -1)
+    return product(left.reshape(-1, a.shape[-1]), right.T, scale, dtype, accumulate).view(*a.shape[:-1], -1)

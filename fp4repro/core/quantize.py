@@ -54,7 +54,9 @@ class Prepared:
         """Packed codes and scales."""
         codes = self.blocks.restore(self.apply("codes", rounding, key, bits))
         scales = store_scales(self.blocks.store(self.s), self.format)
-        return QuantizedTensor(pack(codes, self.format), scales, self.amax, self.format, self.blocks.shape)
+        return QuantizedTensor(
+            pack(codes, self.format), scales, self.amax, self.format, self.blocks.shape, self.decode
+        )
 
 
 def _noise(x: Tensor, key: RandomKey | None, bits: int) -> Tensor:

@@ -35,6 +35,8 @@ class QuantizedTensor:
     amax    float32 scalar, the magnitude that the tensor scale was made from
     format  the BlockFormat
     shape   of the tensor that was quantised
+    tensor_scale    float32 scalar that element times block scale is multiplied by, made from amax
+                    where it is not given; 1 for one-level formats
     """
 
     codes: Tensor
@@ -42,11 +44,12 @@ class QuantizedTensor:
     amax: Tensor
     format: BlockFormat
     shape: torch.Size
+    tensor_scale: Tensor | None = None
 
-    @property
-    def tensor_scale(self) -> Tensor:
-        """FP32 scalar that element times block scale is multiplied by; 1 for one-level formats."""
-        return kernels.tensor_scales(self.amax, self.format)[1]
+    def __post_init__(self) -> None:
+        if self.tensor_scale is None:
+            decode = kernels.tensor_scales(self.amax, self.format)[1]
+            object.__setattr__(self, "tensor_scale", decode)
 
     @property
     def nbytes(self) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from fp4repro.core.accumulate import Accumulate, on_fp4_units
 from fp4repro.core.products import product
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
@@ -66,6 +67,11 @@ class Plan:
         fprop, dgrad = self.slots["w_fprop"], self.slots["w_dgrad"]
         apart = fprop.stochastic or dgrad.stochastic or fprop.hadamard or dgrad.hadamard
         return slot if apart or fprop.format != dgrad.format else "w_fprop"
+
+    def accumulate(self, product_name: str) -> Accumulate:
+        """How a product is summed: in the recipe's way where both operands are FP4, else in FP32."""
+        formats = [slot.format for name, slot in self.slots.items() if name.endswith(f"_{product_name}")]
+        return self.recipe.accumulate if on_fp4_units(*formats) else "fp32"
 
     def _count(self, slot: str) -> None:
         if self.slots[slot].format is not None:
@@ -129,7 +135,7 @@ class _QuantLinear(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             x_q, x_scale = plan.operand("x_fprop", rows, key)
             w_q, w_scale = Slot.load(layer.quantised_weight("w_fprop"))
-            y = product(x_q, w_q.T, x_scale * w_scale, x.dtype)  # (tokens, out)
+            y = product(x_q, w_q.T, x_scale * w_scale, x.dtype, plan.accumulate("fprop"))  # (tokens, out)
             if training and ctx.needs_input_grad[1]:
                 _save(ctx, plan.store("x_wgrad", _whole_tokens(rows), key))
             if training and ctx.needs_input_grad[0]:
@@ -150,19 +156,21 @@ class _QuantLinear(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 dy_q, dy_scale = plan.operand("dy_dgrad", rows, key)
                 w_q, w_scale = Slot.load(ctx.weight)
-                dx = product(dy_q, w_q, dy_scale * w_scale, dy.dtype).view(ctx.shape)
+                dx = product(dy_q, w_q, dy_scale * w_scale, dy.dtype, plan.accumulate("dgrad"))
+                dx = dx.view(ctx.shape)
             if ctx.needs_input_grad[1]:
                 dy_q, dy_scale = plan.operand("dy_wgrad", _whole_tokens(rows), key)
                 x_q, x_scale = Slot.load(_load(ctx))
                 dtype = torch.float32 if plan.recipe.wgrad_dtype == "fp32" else dy.dtype
-                dw = product(dy_q.T, x_q, dy_scale * x_scale, dtype).to(weight.dtype)
+                dw = product(dy_q.T, x_q, dy_scale * x_scale, dtype, plan.accumulate("wgrad"))
+                dw = dw.to(weight.dtype)
         return dx, dw, None, None
 
 
 def _save(ctx, kept: Tensor | QuantizedTensor) -> None:
     """Through autograd, so that hooks see it and a second backward is refused in the usual words."""
     if isinstance(kept, QuantizedTensor):
-        ctx.kept = (kept.format, kept.shape)
+        ctx.kept = (kept.format, kept.shape, kept.tensor_scale)
         ctx.save_for_backward(kept.codes, kept.scales, kept.amax)
     else:
         ctx.kept = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
 from typing import Literal
 
+from fp4repro.core.accumulate import Accumulate, check_accumulate
 from fp4repro.core.formats import BlockFormat
 from fp4repro.core.hadamard import SIZES, Signs
 from fp4repro.errors import Fp4ReproError
@@ -66,6 +67,8 @@ class Recipe:
     hadamard_size, hadamard_signs    see `fp4repro.hadamard`; "drawn" draws anew at every step
     keep            which linears stay in BF16
     wgrad_dtype     type that weight gradients are rounded to; FP32 costs an FP32 product on a CPU
+    accumulate      how products of two FP4 operands are summed: "fp32", or "blackwell" as its units
+                    do (`core.accumulate`); other products are always summed in FP32
     """
 
     name: str
@@ -82,6 +85,7 @@ class Recipe:
     hadamard_signs: Signs = "te"
     keep: KeepBF16 = KeepBF16()
     wgrad_dtype: Literal["bf16", "fp32"] = "bf16"
+    accumulate: Accumulate = "fp32"
 
     def __post_init__(self) -> None:
         for given, known, what in (
@@ -105,6 +109,7 @@ class Recipe:
             raise Fp4ReproError(f"recipe {self.name}: hadamard_signs must be te, none or drawn")
         if self.wgrad_dtype not in ("bf16", "fp32"):
             raise Fp4ReproError(f"recipe {self.name}: wgrad_dtype must be bf16 or fp32")
+        check_accumulate(self.accumulate)
 
     @property
     def quantises(self) -> bool:
