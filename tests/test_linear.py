@@ -61,6 +61,13 @@ def test_equals_float64_product_of_dequantised_operands():
     assert not close(dw, plain, 1e-2)
 
 
+def stream(step, slot, x, operand):
+    """The key that a slot's operand draws under: its amax and that of x as kept are part of it."""
+    x = hadamard(x.bfloat16(), axis=0)
+    use, own = (int(t.abs().max().float().view(torch.int32)) for t in (x, operand))
+    return RandomKey(step=step, role=SLOTS.index(slot), salt=use << 32 | own)
+
+
 def test_stochastic_streams_are_the_recipes():
     """dgrad's and wgrad's copies of dy draw the streams of their own roles, x and W none."""
     recipe = fp4repro.recipe("nvfp4").replace(wgrad_dtype="fp32")
@@ -68,12 +75,12 @@ def test_stochastic_streams_are_the_recipes():
     y, dx, dw = run(recipe, x, w, dy, step=7)
     tiles = fake_quantize(w, NVFP4.with_block(16, 16))
     assert close(y, product64(fake_quantize(x, NVFP4), tiles.T), 1e-6)
-    key = RandomKey(step=7, role=SLOTS.index("dy_dgrad"))
+    key = stream(7, "dy_dgrad", x, dy)
     assert close(dx, product64(fake_quantize(dy, NVFP4, "stochastic", key), tiles), 1e-6)
     assert not close(dx, product64(fake_quantize(dy, NVFP4), tiles), 1e-2)
     upright = NVFP4.with_block(16, 1)
-    key = RandomKey(step=7, role=SLOTS.index("dy_wgrad"))
-    dy_t = fake_quantize(hadamard(dy.bfloat16(), axis=0).float(), upright, "stochastic", key)
+    dy_t = hadamard(dy.bfloat16(), axis=0).float()
+    dy_t = fake_quantize(dy_t, upright, "stochastic", stream(7, "dy_wgrad", x, dy_t))
     x_t = fake_quantize(hadamard(x.bfloat16(), axis=0).float(), upright)
     assert close(dw, product64(dy_t.T, x_t), 1e-6)
 
@@ -195,13 +202,17 @@ def test_accumulated_gradients_are_sums():
     assert torch.equal(layer.weight.grad, parts[0] + parts[1])
     assert parts[0].abs().max() > 0 and not torch.equal(parts[0], parts[1])
 
+    # Used twice in one forward: the streams differ by their data.
     layer.weight.grad = None
     fp4repro.set_step(layer, 3)
-    (layer(x[:128]) * dy[:128]).sum().backward()
-    once = layer.weight.grad.clone()
-    layer.weight.grad = None
-    ((layer(x[:128]) + layer(x[:128])) * dy[:128]).sum().backward()
-    assert torch.equal(layer.weight.grad, once + once)
+    ((layer(x[:128]) + 2 * layer(x[:128])) * dy[:128]).sum().backward()
+    both = layer.weight.grad.clone()
+    uses = []
+    for factor in (1, 2):
+        layer.weight.grad = None
+        (factor * layer(x[:128]) * dy[:128]).sum().backward()
+        uses.append(layer.weight.grad.clone())
+    assert torch.equal(both, uses[0] + uses[1]) and not torch.equal(2 * uses[0], uses[1])
 
 
 def test_without_steps_the_data_keeps_streams_apart():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fp4repro.core.formats import BlockFormat
+from fp4repro.core.formats import WHOLE, BlockFormat
 from fp4repro.core.kernels import LANES, pairwise_sum
 from fp4repro.errors import Fp4ReproError
 
@@ -25,6 +25,7 @@ class Blocks:
     wide: int
     rows: int
     columns: int
+    whole: bool  # one block spans every tensor of the format
 
     @classmethod
     def of(cls, shape: torch.Size, fmt: BlockFormat) -> "Blocks":
@@ -51,7 +52,7 @@ class Blocks:
                     )
         if wide % (8 // fmt.element.bits):
             raise Fp4ReproError(f"{fmt.name} packs pairs of columns, got {wide} in shape {tuple(shape)}")
-        return cls(shape, high, wide, rows, columns)
+        return cls(shape, high, wide, rows, columns, whole=fmt.block == (WHOLE, WHOLE))
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -60,11 +61,6 @@ class Blocks:
             -(-self.high // self.rows) * self.rows,
             -(-self.wide // self.columns) * self.columns,
         )
-
-    @property
-    def whole(self) -> bool:
-        """One block spans the tensor."""
-        return self.padded == (self.rows, self.columns)
 
     @property
     def compare(self) -> bool:
@@ -90,16 +86,16 @@ class Blocks:
 
     def for_amax(self, matrix: Tensor) -> Tensor:
         if self.whole:
-            return matrix.view(1, -1)
+            return _view(matrix, 1, -1)
         if self.columns == 1:
-            return matrix.view(-1, self.rows, matrix.shape[1])  # (R/r, r, C)
-        return matrix if self.rows > 1 else matrix.view(-1, self.columns)  # (R C / c, c)
+            return _view(matrix, -1, self.rows, matrix.shape[1])  # (R/r, r, C)
+        return matrix if self.rows > 1 else _view(matrix, -1, self.columns)  # (R C / c, c)
 
     def view(self, matrix: Tensor) -> Tensor:
         """For apply and decode."""
         if self.compare:
-            return matrix.view(-1, self.rows, matrix.shape[1])  # (R/r, r, C)
-        return matrix.view(-1, LANES)  # (R C / 16, 16)
+            return _view(matrix, -1, self.rows, matrix.shape[1])  # (R/r, r, C)
+        return _view(matrix, -1, LANES)  # (R C / 16, 16)
 
     def spread(self, s: Tensor) -> Tensor:
         """Scales from the shape of `for_amax`'s blocks to that of `view`: one for each 16 lanes."""
@@ -142,3 +138,8 @@ class Blocks:
         high, _ = self.padded
         tiles = partial.view(high // self.rows, self.rows, -1, self.columns // LANES)
         return pairwise_sum(pairwise_sum(tiles, 1), 3).reshape(shape)
+
+
+def _view(matrix: Tensor, *shape: int) -> Tensor:
+    """A view that does not know its base: compiled kernels would be told apart by the base's shape."""
+    return torch.ops.aten._unsafe_view(matrix, shape)

@@ -42,35 +42,41 @@ def _probe() -> bool:
 
 
 class _Compiled:
-    """Marks the sides that vary as dynamic at its first call, so that one compilation serves all.
+    """One function of plain tensors, compiled once for each combination of types and for all shapes.
 
-    `torch.compile(dynamic=True)` would also turn the formats' integers into variables, and with them
-    every constant of the kernel. Sides of one, and the middle side of a three-dimensional view (the
-    block), stay constant.
+    What varies is marked as dynamic at the first call: `torch.compile(dynamic=True)` would also turn
+    the formats' integers into variables, and with them every constant of the kernel. Sides of one stay
+    constant, and those that a kernel's own view names. Gradients and autocast are off within, so that
+    a caller's modes make no kernels of their own.
     """
 
-    def __init__(self, function: Callable, serial: int) -> None:
-        code = function.__code__.replace(co_name=f"{function.__name__}_{serial}")
-        own = types.FunctionType(
-            code, function.__globals__, code.co_name, function.__defaults__, function.__closure__
-        )
-        self._run = torch.compile(own)
-        self._marked = False
+    def __init__(self, function: Callable) -> None:
+        self._function = function
+        self._runs: dict[tuple, Callable] = {}
 
     def __call__(self, *args: Tensor | None) -> Tensor:
-        if not self._marked:
+        device = args[0].device.type
+        kind = (device, torch.is_inference_mode_enabled(), *(a if a is None else a.dtype for a in args))
+        run = self._runs.get(kind)
+        if run is None:
+            run = self._runs[kind] = torch.compile(self._own_code())
             for tensor in args:
-                self._mark(tensor)
-            self._marked = True
-        return self._run(*args)
+                _mark_dynamic(tensor)
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(device):
+            with torch.no_grad(), torch.autocast(device, enabled=False):
+                return run(*args)
+        return run(*args)
 
-    @staticmethod
-    def _mark(tensor: Tensor | None) -> None:
-        if tensor is None or tensor.dim() == 0:
-            return
-        for axis in (0,) if tensor.dim() < 3 else (0, 2):
-            if tensor.shape[axis] > 1:
-                torch._dynamo.maybe_mark_dynamic(tensor, axis)
+    def _own_code(self) -> Callable:
+        f = self._function
+        code = f.__code__.replace(co_name=f"{f.__name__}_{next(_serial)}")
+        return types.FunctionType(code, f.__globals__, code.co_name, f.__defaults__, f.__closure__)
+
+
+def _mark_dynamic(tensor: Tensor | None) -> None:
+    for axis, side in enumerate(() if tensor is None else tensor.shape):
+        if side > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, axis)
 
 
 _serial = count()
@@ -80,4 +86,4 @@ _serial = count()
 def compiled(make: Callable[..., Callable], *options: object) -> Callable:
     """The function `make(*options)`, compiled for dynamic shapes where a compiler is usable."""
     function = make(*options)
-    return _Compiled(function, next(_serial)) if compiler_usable() else function
+    return _Compiled(function) if compiler_usable() else function

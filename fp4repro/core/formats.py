@@ -68,7 +68,8 @@ class BlockFormat:
                     smaller leaves head-room (16/17 of it: no clipping after nearest scales).
     scale_target    the block scale that the tensor's largest block gets (two levels only).
     order           which order of FP32 operations makes the block scale: Transformer Engine's
-                    since 2.14 (`te`), until 2.13 (`te-2.13`), the paper's equation (`paper`).
+                    since 2.14 (`te`), or the paper's equation (`paper`), which it followed until
+                    2.13 (`te-2.13`).
     four_over_six   None, or the error ("mse", "mae") by which a block chooses between mapping its
                     amax to 6 and to 4 (arXiv 2512.02010).
     pads            whether a last block that the tensor does not fill is filled with zeros (FP8's
@@ -93,6 +94,10 @@ class BlockFormat:
         if len(self.block) != 2 or any(side < 0 for side in self.block):
             raise Fp4ReproError(
                 f"{self.name}: block {self.block} must be two sizes (rows, columns), 0 for the whole side"
+            )
+        if self.block[1] > 1 and self.block[1] % 16:
+            raise Fp4ReproError(
+                f"{self.name}: a block of {self.block[1]} columns must be of 1, of 16 n, or 0 for all"
             )
         if self.scale_rounding not in ("nearest", "up", "down"):
             raise Fp4ReproError(

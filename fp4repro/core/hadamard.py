@@ -58,13 +58,17 @@ def hadamard(
     BF16 input gives Transformer Engine's values: exact BF16 matrix (sizes 4, 16, 64), FP32 sums, one
     rounding to BF16. Raises if the axis is not a multiple of `size`.
     """
+    if not x.is_floating_point():
+        raise Fp4ReproError(f"only floating-point tensors can be transformed, got {x.dtype}")
+    if not -x.dim() <= axis < x.dim():
+        raise Fp4ReproError(f"axis {axis} is not one of a tensor of shape {tuple(x.shape)}")
     axis %= x.dim()
+    matrix = hadamard_matrix(size, signs, key).to(x.device, x.dtype)
     if x.shape[axis] % size:
         raise Fp4ReproError(
             f"Hadamard transform of {size} needs axis {axis} of shape {tuple(x.shape)} to be a "
             f"multiple of {size}: pad it or choose a smaller size"
         )
-    matrix = hadamard_matrix(size, signs, key).to(x.device, x.dtype)
     if axis == x.dim() - 1:
         return (x.reshape(-1, size) @ matrix).view(x.shape)  # (runs, size)
     runs = x.reshape(-1, size, *x.shape[axis + 1 :]).flatten(2)  # (runs, size, rest)

@@ -72,12 +72,9 @@ def make_scales(fmt: BlockFormat) -> Callable[[Tensor, Tensor], tuple[Tensor, Te
         encode, decode = tensor_scales(amax, fmt)
         target = torch.full_like(amax, fmt.target)
         inverse = torch.ones_like(amax) / target
-        if fmt.order == "te":
-            wanted = block_amax * (encode * inverse)
-        elif fmt.order == "te-2.13":
-            wanted = block_amax * inverse * encode
-        else:  # the paper's equation divides: (amax_b / 6) * s_enc
-            wanted = block_amax / target * encode
+        # The paper's equation, which TE followed until 2.13, divides: (amax_b / 6) * s_enc.
+        te = fmt.order == "te"
+        wanted = block_amax * (encode * inverse) if te else block_amax / target * encode
         s = round_scale(wanted.clamp_max(fmt.scale.max), fmt.scale)
         if fmt.scale is FP32:  # a zero block has no scale of its own
             s = torch.where(s == 0, 1.0, s)
@@ -185,12 +182,12 @@ def make_error(fmt: BlockFormat, compare: bool) -> Callable[..., Tensor]:
     16 lanes or the rows of the view; pairwise in a fixed order, so that a choice that rests on it is
     the same compiled or not."""
 
-    def error(x: Tensor, s: Tensor, e: Tensor, decode: Tensor) -> Tensor:
+    def error(x: Tensor, s: Tensor, e: Tensor, encode: Tensor) -> Tensor:
         if not compare:
             x = x.view(x.shape[0], LANES)
         y = x.float() * e
         q = round_nearest(y.abs().clamp_max(fmt.element.max), fmt.element, compare)
-        d = x.float().abs() - (q * s) * decode
+        d = x.float().abs() * encode - q * s  # under the tensor scale: no square overflows
         d = d * d if fmt.four_over_six == "mse" else d.abs()
         return pairwise_sum(d, 1)
 

@@ -36,7 +36,7 @@ def transpose(q: QuantizedTensor) -> QuantizedTensor:
         scales = scales.T
     scales = scales.contiguous().view(q.scales.dtype)
     shape = torch.Size((q.shape[1], q.shape[0]))
-    return QuantizedTensor(pack(codes, fmt), scales, q.amax, fmt, shape, q.tensor_scale)
+    return QuantizedTensor(pack(codes, fmt), scales, q.amax, fmt, shape)
 
 
 def padded_scales_shape(rows: int, columns: int) -> tuple[int, int]:

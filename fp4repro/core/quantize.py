@@ -54,9 +54,8 @@ class Prepared:
         """Packed codes and scales."""
         codes = self.blocks.restore(self.apply("codes", rounding, key, bits))
         scales = store_scales(self.blocks.store(self.s), self.format)
-        return QuantizedTensor(
-            pack(codes, self.format), scales, self.amax, self.format, self.blocks.shape, self.decode
-        )
+        stored = QuantizedTensor(pack(codes, self.format), scales, self.amax, self.format, self.blocks.shape)
+        return stored.with_tensor_scale(self.decode)
 
 
 def _noise(x: Tensor, key: RandomKey | None, bits: int) -> Tensor:
@@ -68,25 +67,35 @@ def _noise(x: Tensor, key: RandomKey | None, bits: int) -> Tensor:
 
 
 def prepare(
-    x: Tensor, fmt: BlockFormat, nonfinite: NonFinite = "raise", amax: Tensor | None = None
+    x: Tensor, fmt: BlockFormat, nonfinite: NonFinite = "raise", amax: Tensor | float | None = None
 ) -> Prepared:
-    """First two passes: amax and scales. `amax` replaces the tensor's own (a larger whole's)."""
+    """First two passes: amax and scales; arguments as in `quantize`."""
     if not x.is_floating_point():
         raise Fp4ReproError(f"only floating-point tensors can be quantised, got {x.dtype}")
+    if nonfinite not in ("raise", "poison"):
+        raise Fp4ReproError(f"nonfinite {nonfinite!r} must be raise or poison")
     blocks = Blocks.of(x.shape, fmt)
     matrix = blocks.matrix(x.detach())
-    rows, columns = (0, 0) if blocks.whole else fmt.block
-    block_amax = compiled(kernels.make_amax, rows, columns)(blocks.for_amax(matrix))
-    amax = block_amax.amax() if amax is None else amax.to(torch.float32).reshape(())
-    if nonfinite == "raise" and not bool(amax.isfinite()):
+    block_amax = compiled(kernels.make_amax, *fmt.block)(blocks.for_amax(matrix))
+    own = block_amax.amax()
+    if nonfinite == "raise" and not bool(own.isfinite()):
         raise NonFiniteError(
             f"a tensor of shape {tuple(x.shape)} to be quantised to {fmt.name} holds NaN or infinity: "
             "look upstream for the step at which it appeared, or pass nonfinite='poison' to carry it on"
         )
+    amax = own if amax is None else _given_amax(amax, own)
     s, e, decode = _scales(fmt, block_amax, amax)
     if fmt.four_over_six:
         s, e = _choose_four_or_six(matrix, blocks, fmt, block_amax, amax, (s, e, decode))
     return Prepared(matrix, blocks, fmt, amax, s, e, decode)
+
+
+def _given_amax(amax: Tensor | float, own: Tensor) -> Tensor:
+    """An amax from elsewhere, which a NaN or an infinity in the tensor still poisons."""
+    amax = torch.as_tensor(amax, dtype=torch.float32, device=own.device).reshape(())
+    if amax.device.type == "cpu" and not 0 <= float(amax) < float("inf"):
+        raise NonFiniteError(f"the amax given is {float(amax)}; it must be a finite magnitude, not negative")
+    return torch.where(own.isfinite(), amax, torch.nan)
 
 
 def _scales(fmt: BlockFormat, block_amax: Tensor, amax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,14 +108,14 @@ def _choose_four_or_six(
     matrix: Tensor, blocks: Blocks, fmt: BlockFormat, block_amax: Tensor, amax: Tensor, six: tuple
 ) -> tuple[Tensor, Tensor]:
     """Per block the scale that maps its amax to 6 or to 4, whichever errs less; a tie takes 6."""
-    decode = six[2]
     # The block scale grows by 6/4 and its type's maximum must hold it: formats for this set a lower
     # `scale_target`, 256 in place of 448.
     four = _scales(fmt, block_amax * 1.5, amax)
+    encode = kernels.tensor_scales(amax, fmt)[0]
     error = compiled(kernels.make_error, kernel_format(fmt), blocks.compare)
     x = blocks.view(matrix)
     six_error, four_error = (
-        blocks.sum_to_blocks(error(x, blocks.spread(s), blocks.spread(e), decode), s.shape)
+        blocks.sum_to_blocks(error(x, blocks.spread(s), blocks.spread(e), encode), s.shape)
         for s, e in (six[:2], four[:2])
     )
     take_four = four_error < six_error
@@ -126,14 +135,15 @@ def quantize(
     *,
     random_bits: int = 8,
     nonfinite: NonFinite = "raise",
-    amax: Tensor | None = None,
+    amax: Tensor | float | None = None,
 ) -> QuantizedTensor:
     """Quantise `x` (..., K), blocks along the last axis, to packed codes and scales.
 
     rounding     of the elements: "nearest" (ties to even) or "stochastic" (needs `key`)
     random_bits  8 as in hardware, 16 or 32
     nonfinite    "raise" refuses NaN and infinity, "poison" makes the whole tensor NaN
-    amax         float32 scalar to scale by in place of the tensor's own
+    amax         float32 scalar to scale by in place of the tensor's own: that of a larger whole, or of
+                 an earlier step; magnitudes above it saturate
     """
     _check_rounding(rounding)
     return prepare(x, format, nonfinite, amax).store(rounding, key, random_bits)
@@ -147,7 +157,7 @@ def fake_quantize(
     *,
     random_bits: int = 8,
     nonfinite: NonFinite = "raise",
-    amax: Tensor | None = None,
+    amax: Tensor | float | None = None,
 ) -> Tensor:
     """`quantize(...).dequantize(x.dtype)` without the storage, bit for bit; shape and dtype of `x`."""
     _check_rounding(rounding)
@@ -163,7 +173,7 @@ def quantize_operand(
     *,
     random_bits: int = 8,
     nonfinite: NonFinite = "raise",
-    amax: Tensor | None = None,
+    amax: Tensor | float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Code times block scale in BF16 (exact, shape of `x`), and the tensor's FP32 decode scale."""
     _check_rounding(rounding)

@@ -18,6 +18,7 @@ from torch import Tensor
 from fp4repro.core.formats import E2M1, FP32, Minifloat
 
 EXPONENT = 0x7F800000  # exponent field of an FP32
+_MOST_BITS = 20
 
 
 def _binade(a: Tensor, fmt: Minifloat, times: float, compare: bool) -> Tensor:
@@ -40,7 +41,7 @@ def _floor(t: Tensor, fmt: Minifloat, compare: bool) -> Tensor:
 
 
 def round_nearest(a: Tensor, fmt: Minifloat, compare: bool = False) -> Tensor:
-    """Nearest value of `fmt`'s grid, ties to the even code."""
+    """Nearest value of `fmt`'s grid, ties to the even code; between powers of two ties go up."""
     if fmt is FP32:
         return a
     if fmt.mantissa_bits == 0:  # powers of two: the adder's trick would overflow near 2**127
@@ -80,8 +81,12 @@ def round_stochastic(
 ) -> Tensor:
     """Down or up to a neighbour, up with the fraction's probability cut to a multiple of 2**-bits.
 
-    `random` holds integers in [0, 2**bits), one an element. Values of the grid stay as they are.
+    `random` holds integers in [0, 2**bits), one an element. Values of the grid stay as they are; to that
+    end only the upper 20 of 32 bits are used, as many as FP32 adds to any value of a grid exactly.
     """
+    if bits > _MOST_BITS:
+        random = random.view(torch.int32) >> bits - _MOST_BITS & (1 << _MOST_BITS) - 1
+        bits = _MOST_BITS
     fraction = random.to(torch.float32) * 2.0**-bits
     spacing = _binade(a, fmt, 2.0**-fmt.mantissa_bits, compare)
     return _floor(a + fraction * spacing, fmt, compare)

@@ -7,7 +7,7 @@ layout of the matrix it came from: it is the operand of a product over rows, and
 `layout.transpose` turns it into the transposed row-wise tensor that hardware wants.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,8 +35,6 @@ class QuantizedTensor:
     amax    float32 scalar, the magnitude that the tensor scale was made from
     format  the BlockFormat
     shape   of the tensor that was quantised
-    tensor_scale    float32 scalar that element times block scale is multiplied by, made from amax
-                    where it is not given; 1 for one-level formats
     """
 
     codes: Tensor
@@ -44,12 +42,19 @@ class QuantizedTensor:
     amax: Tensor
     format: BlockFormat
     shape: torch.Size
-    tensor_scale: Tensor | None = None
+    _tensor_scale: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.tensor_scale is None:
-            decode = kernels.tensor_scales(self.amax, self.format)[1]
-            object.__setattr__(self, "tensor_scale", decode)
+    @property
+    def tensor_scale(self) -> Tensor:
+        """FP32 scalar that element times block scale is multiplied by; 1 for one-level formats."""
+        if self._tensor_scale is None:
+            self.with_tensor_scale(kernels.tensor_scales(self.amax, self.format)[1])
+        return self._tensor_scale
+
+    def with_tensor_scale(self, scale: Tensor) -> "QuantizedTensor":
+        """The tensor itself, spared making its scale from amax a second time."""
+        object.__setattr__(self, "_tensor_scale", scale)
+        return self
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ bits a value for NVFP4), and W packed, kept by the layer and shared by every use
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from fp4repro.core.accumulate import Accumulate, on_fp4_units
 from fp4repro.core.products import product
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
-from fp4repro.layers.operands import Slot
+from fp4repro.layers.operands import Slot, amax_bits
 from fp4repro.recipes import SLOTS, Recipe
 
 # Tokens are padded with zero rows to a whole number of these in wgrad: zeros add nothing to the sum.
@@ -106,18 +106,27 @@ class QuantLinear(nn.Linear):
         return cache[slot]
 
     def _weight_state(self) -> tuple:
-        """Changes whenever the weight or, where it rounds stochastically, the step does."""
+        """Changes whenever the weight or the step does."""
         w = self.weight.detach()
         clock = self.plan.clock
-        stochastic = any(self.plan.slots[s].stochastic for s in ("w_fprop", "w_dgrad"))
-        step = (clock.seed, clock.step, clock.microbatch) if stochastic else ()
-        # Writing through `.data` leaves the version as it is; a sample of the values shows it. Not on
-        # a GPU, where looking would wait for the device.
-        sample = w.reshape(-1)[:: max(1, w.numel() // 256)].clone() if w.device.type == "cpu" else None
-        return (w.data_ptr(), self.weight._version, w.dtype, w.device, id(self.plan), step), sample
+        state = (w.data_ptr(), self.weight._version, w.dtype, w.device, id(self.plan), *astuple(clock)[:2])
+        if any(self.plan.slots[s].stochastic for s in ("w_fprop", "w_dgrad")):
+            state += (clock.microbatch,)
+        # Writing through `.data` leaves the version as it is, but not the sums of the bits of each row.
+        # Not on a GPU, where looking would wait for the device: there a new step makes it anew.
+        return state, _row_sums(w) if w.device.type == "cpu" else None
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k != "_quantised"}
+
+
+def _row_sums(w: Tensor) -> Tensor:
+    """Of the bits, which no single change leaves alone, and of the values, since signs of an even number
+    of elements turned together cancel among the bits; (2, rows)."""
+    whole_words = w.is_contiguous() and w.shape[-1] * w.element_size() % 4 == 0
+    bits = w.view(torch.int32) if whole_words else w.float().contiguous().view(torch.int32)
+    sums = bits.sum(-1, dtype=torch.int32), w.sum(-1, dtype=torch.float32).view(torch.int32)
+    return torch.stack(sums)
 
 
 def _same(a: tuple, b: tuple) -> bool:
@@ -137,7 +146,11 @@ class _QuantLinear(torch.autograd.Function):
             w_q, w_scale = Slot.load(layer.quantised_weight("w_fprop"))
             y = product(x_q, w_q.T, x_scale * w_scale, x.dtype, plan.accumulate("fprop"))  # (tokens, out)
             if training and ctx.needs_input_grad[1]:
-                _save(ctx, plan.store("x_wgrad", _whole_tokens(rows), key))
+                kept = plan.store("x_wgrad", _whole_tokens(rows), key)
+                _save(ctx, kept)
+                # The input's amax tells this use of the layer from others of the same step.
+                amax = kept.amax if isinstance(kept, QuantizedTensor) else kept.abs().amax().float()
+                ctx.key = replace(key, salt=amax_bits(amax))
             if training and ctx.needs_input_grad[0]:
                 # dgrad must see this forward's weight even if the parameter is changed before it.
                 ctx.weight = layer.quantised_weight("w_dgrad")
@@ -179,7 +192,10 @@ def _save(ctx, kept: Tensor | QuantizedTensor) -> None:
 
 def _load(ctx) -> Tensor | QuantizedTensor:
     saved = ctx.saved_tensors
-    return saved[0] if ctx.kept is None else QuantizedTensor(*saved, *ctx.kept)
+    if ctx.kept is None:
+        return saved[0]
+    fmt, shape, scale = ctx.kept
+    return QuantizedTensor(*saved, fmt, shape).with_tensor_scale(scale)
 
 
 def _whole_tokens(rows: Tensor) -> Tensor:

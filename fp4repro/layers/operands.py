@@ -62,7 +62,7 @@ class Slot:
         if not self.hadamard:
             return x
         # Both operands of a product must draw the same signs: the key knows the product, not the slot.
-        drawn = replace(key, role=100 + self.axis_role) if self.hadamard_signs == "drawn" else None
+        drawn = replace(key, role=100 + self.axis_role, salt=0) if self.hadamard_signs == "drawn" else None
         return hadamard(x.to(torch.bfloat16), self.hadamard_size, self.hadamard_signs, drawn, self.axis)
 
     @property
@@ -103,8 +103,14 @@ class Slot:
         return "stochastic" if self.stochastic else "nearest"
 
     def _keyed(self, amax: Tensor, key: RandomKey) -> RandomKey | None:
-        """The slot's own stream; where nobody counts steps, the data's amax keeps streams apart."""
+        """The slot's own stream. The amax is part of its key, beside what the key's use has put there,
+        so that two uses of a layer in one step, or steps that nobody counts, do not share their bits;
+        recomputed data draws the same again."""
         if not self.stochastic:
             return None
-        salt = int(amax.view(torch.int32)) if key.step < 0 else 0
-        return replace(key, role=self.role, salt=salt)
+        return replace(key, role=self.role, salt=key.salt << 32 | amax_bits(amax))
+
+
+def amax_bits(amax: Tensor) -> int:
+    """The bits of an FP32 amax, which is not negative, as an integer of 31 bits."""
+    return int(amax.view(torch.int32))
