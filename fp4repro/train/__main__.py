@@ -1,0 +1,98 @@
+"""`python -m fp4repro.train --scale FILE --recipe NAME --seed N --data DIR --out DIR`: one run.
+
+Killed and started again with the same options, it goes on from its last checkpoint and ends with
+the same bytes in `metrics.csv`, `curve.csv` and `model.safetensors` as a run left alone.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+
+import fp4repro
+from fp4repro.config import load_scale
+from fp4repro.data.tokens import open_tokens
+from fp4repro.errors import Fp4ReproError, run_stage
+from fp4repro.train import provenance
+from fp4repro.train.checkpoint import load_checkpoint, save_checkpoint
+from fp4repro.train.evaluate import held_out
+from fp4repro.train.job import Job, model_of
+from fp4repro.train.memory import keep_freed_memory
+from fp4repro.train.outputs import write_outputs
+from fp4repro.train.progress import Progress
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="fp4repro.train", description="Train one model.")
+    parser.add_argument("--scale", type=Path, required=True, help="a file of configs/scales")
+    parser.add_argument("--recipe", required=True, help="name of a recipe, such as bf16 or nvfp4")
+    parser.add_argument("--seed", type=int, required=True, help="of weights, data and rounding")
+    parser.add_argument("--data", type=Path, required=True, help="folder that fp4repro.data wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the run's files")
+    arguments = parser.parse_args()
+    if arguments.seed < 0:
+        raise Fp4ReproError(f"the seed is {arguments.seed}, but must be 0 or more")
+    scale = load_scale(arguments.scale)
+    job = Job(
+        scale=scale,
+        recipe=fp4repro.recipe(arguments.recipe),
+        model=model_of(scale),
+        seed=arguments.seed,
+        device=provenance.choose_device(scale.device),
+        data=open_tokens(arguments.data, scale),
+    )
+    train(job, arguments.out)
+
+
+def train(job: Job, out: Path) -> None:
+    """Train one run, from its checkpoint where there is one, and write its files."""
+    began = time.perf_counter()
+    set_up_torch(job)
+    run, conversion = job.begin()
+    checkpoint, settings = out / "checkpoint.pt", job.settings()
+    sessions = []  # one for each process that has trained on this run
+    state = load_checkpoint(checkpoint, settings)
+    if state:
+        run.restore(state)
+        sessions = state["sessions"]
+    session = {"from_step": run.step, "commit": provenance.commit()}
+    sessions.append(session)
+
+    progress = Progress(
+        job.label, run.step, run.settings.steps, run.settings.tokens_per_step, job.scale.log_every
+    )
+    if state:
+        progress.say(f"goes on from step {run.step}")
+
+    def after_step() -> None:
+        progress.update(run.step, run.last("train_loss"))
+        session["wall_seconds"] = time.perf_counter() - began
+        if run.step % run.settings.checkpoint_every == 0 and not run.finished:
+            save_checkpoint(checkpoint, settings, run.state() | {"sessions": sessions})
+
+    held = held_out(job.data, run.settings)
+    run.train(job.batches, held, after_step)
+    session["tokens_per_second"] = progress.tokens_per_second(run.step)
+    session["operands_quantised"] = conversion.calls()
+    progress.close()
+    if run.diverged:
+        progress.say(run.diverged)
+    write_outputs(out, job, run, conversion, held, sessions)
+    checkpoint.unlink(missing_ok=True)
+
+
+def set_up_torch(job: Job) -> None:
+    """Threads, and kernels that give the same bits each time."""
+    torch.set_num_threads(job.scale.threads)
+    keep_freed_memory()
+    if job.device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # The mode also fills new memory, which only helps to find reads of it.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+if __name__ == "__main__":
+    run_stage("fp4repro.train", main)

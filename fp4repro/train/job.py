@@ -1,0 +1,80 @@
+"""One run as it is asked for: scale, recipe and seed, with what follows from them."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import fp4repro
+from fp4repro.config import Scale
+from fp4repro.data.batches import Batches
+from fp4repro.data.tokens import TokenData
+from fp4repro.errors import Fp4ReproError
+from fp4repro.layers import Conversion
+from fp4repro.models import HybridModel, ModelConfig
+from fp4repro.optim import adamw
+from fp4repro.report.schema import run_setting
+from fp4repro.train.loop import Run
+
+
+def model_of(scale: Scale) -> ModelConfig:
+    """The scale's model, with its overrides and the tokenizer's vocabulary."""
+    plain = dataclasses.asdict(ModelConfig.from_yaml(scale.model_path))
+    changes = scale.model_overrides | {"vocabulary": scale.tokenizer.vocabulary}
+    try:
+        return ModelConfig.from_dict(plain | changes)
+    except Fp4ReproError as error:
+        raise Fp4ReproError(
+            f"model {scale.model} with the model_overrides of scale {scale.scale}: {error}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides a run's bits."""
+
+    scale: Scale
+    model: ModelConfig
+    recipe: fp4repro.Recipe
+    seed: int
+    data: TokenData
+    device: torch.device
+
+    @property
+    def label(self) -> str:
+        """The run's setting in the results."""
+        return run_setting(self.recipe.name, self.seed)
+
+    @property
+    def batches(self) -> Batches:
+        training = self.scale.training
+        return Batches(self.data.train, training.batch, training.context, self.seed)
+
+    def begin(self) -> tuple[Run, Conversion]:
+        """The run before its first step, and what its recipe did to the model."""
+        training = self.scale.training
+        model = HybridModel(self.model, generator=torch.Generator().manual_seed(self.seed))
+        conversion = fp4repro.convert(model, self.recipe, seed=self.seed)
+        model.to(self.device)
+        optimizer = adamw(model, training.learning_rate, training.betas, training.eps, training.weight_decay)
+        return Run(model, optimizer, training, self.device), conversion
+
+    def settings(self) -> dict[str, Any]:
+        """The same as plain values, flat, by which a checkpoint knows its run."""
+        training = dataclasses.asdict(self.scale.training)
+        del training["checkpoint_every"]  # decides nothing
+        parts = {
+            "model": dataclasses.asdict(self.model),
+            "training": training,
+            "data": self.data.checksums,
+        }
+        return {
+            "recipe": self.recipe.name,
+            "recipe.fields": repr(self.recipe),
+            "seed": self.seed,
+            "device": self.device.type,
+            "threads": self.scale.threads,
+            "torch": str(torch.__version__),
+            **{f"{part}.{key}": v for part, values in parts.items() for key, v in values.items()},
+        }

@@ -1,0 +1,110 @@
+"""The training loop, and the state that it carries from step to step.
+
+Master weights are FP32, products run under BF16 autocast, or quantised where the recipe swapped a
+linear. A loss or gradient that is not finite ends the run: for a number format that is a result,
+not a fault.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+import fp4repro
+from fp4repro.config import Training
+from fp4repro.data.batches import Batches
+from fp4repro.train.evaluate import HeldOut, microbatches, validation_loss
+from fp4repro.train.schedule import learning_rate
+
+CURVE = ("step", "tokens", "learning_rate", "train_loss", "gradient_norm", "validation_loss")
+
+
+@dataclass
+class Run:
+    """A run between two steps; `curve` has one row a step, in the order of `CURVE`."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    settings: Training
+    device: torch.device
+    curve: list[list[float | None]] = field(default_factory=list)
+    diverged: str = ""  # what was not finite, and when
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return len(self.curve)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.diverged) or self.step == self.settings.steps
+
+    def column(self, name: str) -> list[float | None]:
+        """One column of the curve."""
+        return [row[CURVE.index(name)] for row in self.curve]
+
+    def last(self, name: str) -> float | None:
+        """The last step's value in a column."""
+        return self.curve[-1][CURVE.index(name)]
+
+    def state(self) -> dict:
+        """What a checkpoint holds of an unfinished run."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "curve": self.curve,
+        }
+
+    def restore(self, state: dict) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.curve = state["curve"]
+
+    def train(self, batches: Batches, held: HeldOut, after: Callable[[], None]) -> None:
+        """Train to the end; `after` is called after each step."""
+        self.model.train()
+        while not self.finished:
+            self._advance(*batches[self.step], held)
+            after()
+
+    def _advance(self, tokens: np.ndarray, targets: np.ndarray, held: HeldOut) -> None:
+        """One step: tokens and targets are (batch, context)."""
+        step, settings = self.step, self.settings
+        rate = learning_rate(step, settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss, norm = self._gradients(tokens, targets)
+        validation = None
+        if self._finite("training loss", loss) and self._finite("gradient norm", norm):
+            self.optimizer.step()
+            if (step + 1) % settings.validation_every == 0 or step + 1 == settings.steps:
+                validation = validation_loss(self.model, held, settings.microbatch, self.device)
+                self._finite("validation loss", validation)
+        self.curve.append([step + 1, (step + 1) * settings.tokens_per_step, rate, loss, norm, validation])
+
+    def _gradients(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+        """Mean loss and gradient norm before clipping; leaves the clipped gradients in place."""
+        self.optimizer.zero_grad()
+        loss = torch.zeros((), device=self.device)
+        pieces = microbatches(tokens, targets, self.settings.microbatch, self.device)
+        for number, piece in enumerate(pieces):
+            fp4repro.set_step(self.model, self.step, number)
+            with torch.autocast(self.device.type, torch.bfloat16):
+                part = self.model(*piece) / self.settings.accumulate
+            part.backward()
+            loss += part.detach()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        return loss.item(), norm.item()
+
+    def validation_loss_in_bf16(self, held: HeldOut) -> float:
+        """The loss of the trained weights without the recipe; the run cannot go on afterwards."""
+        fp4repro.convert(self.model, fp4repro.recipe("bf16"))
+        return validation_loss(self.model, held, self.settings.microbatch, self.device)
+
+    def _finite(self, what: str, value: float) -> bool:
+        if not math.isfinite(value):
+            self.diverged = f"diverged: {what} is {value} at step {self.step + 1}"
+        return not self.diverged

@@ -1,0 +1,253 @@
+"""Checkpoints: whole or refused, of the same run or refused; and runs that are killed go on."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fp4repro.config import load_scale
+from fp4repro.data.tokens import prepare
+from fp4repro.errors import Fp4ReproError, run_stage
+from fp4repro.train.__main__ import main
+from fp4repro.train.checkpoint import load_checkpoint, save_checkpoint
+
+SETTINGS = {"recipe": "nvfp4", "seed": 0, "training.betas": (0.9, 0.95), "corpus": {"files": ["a"]}}
+
+
+def make(path):
+    state = {
+        "model": {"weight": torch.arange(1000.0)},
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1}]},
+        "curve": [[1, 128, 1e-3, 5.5, 0.7, None]],
+        "sessions": [{"commit": "abc"}],
+    }
+    save_checkpoint(path, SETTINGS, state)
+    return state
+
+
+def test_what_was_saved_comes_back(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    state = make(path)
+    loaded = load_checkpoint(path, SETTINGS)
+    assert torch.equal(loaded["model"].pop("weight"), state["model"].pop("weight"))
+    assert loaded == state
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert load_checkpoint(tmp_path / "checkpoint.pt", SETTINGS) is None
+
+
+def test_what_a_killed_write_left_is_cleared(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    make(path)
+    half, other = tmp_path / ".checkpoint.pt.x1y2.pt", tmp_path / ".curve.csv.z.csv"
+    half.write_bytes(b"half")
+    other.touch()
+    assert load_checkpoint(path, SETTINGS)
+    assert not half.exists() and other.exists()
+
+
+def test_saving_again_replaces_it(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    make(path)
+    save_checkpoint(path, SETTINGS, {"curve": [1, 2]})
+    assert load_checkpoint(path, SETTINGS) == {"curve": [1, 2]}
+
+
+@pytest.mark.parametrize("kept", [0, 1, 50, 86, 87, 88, 500, 2000, -1])
+def test_a_truncated_one_is_refused(tmp_path, kept):
+    path = tmp_path / "checkpoint.pt"
+    make(path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(Fp4ReproError, match=r"is truncated or damaged \(checksum .*: delete it to"):
+        load_checkpoint(path, SETTINGS)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.01, 0.1, 0.5, 0.9, 0.999])
+def test_one_flipped_bit_is_refused(tmp_path, place):
+    path = tmp_path / "checkpoint.pt"
+    make(path)
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Fp4ReproError, match="truncated or damaged"):
+        load_checkpoint(path, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"seed": 1}, "seed was 0 and now is 1"),
+        ({"recipe": "bf16", "seed": 1}, "recipe was 'nvfp4' and now is 'bf16'"),
+        ({"training.betas": (0.9, 0.99)}, r"training\.betas was \(0\.9, 0\.95\) and now is"),
+        ({"new": 1}, "new was None and now is 1"),
+    ],
+)
+def test_one_of_other_settings_is_refused(tmp_path, changes, expected):
+    path = tmp_path / "checkpoint.pt"
+    make(path)
+    with pytest.raises(Fp4ReproError, match=f"other settings: {expected}"):
+        load_checkpoint(path, SETTINGS | changes)
+    fewer = {key: value for key, value in SETTINGS.items() if key != "corpus"}
+    with pytest.raises(Fp4ReproError, match=r"corpus was .* and now is None"):
+        load_checkpoint(path, fewer)
+
+
+def test_a_failed_write_leaves_the_old_one(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    make(path)
+    before = path.read_bytes()
+    with pytest.raises(AttributeError):
+        save_checkpoint(path, SETTINGS, {"not picklable": lambda: None})
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+# Real runs, in processes of their own
+
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def scale(tmp_path_factory):
+    """A scale file of a short run, beside the token files of a made-up text."""
+    folder = tmp_path_factory.mktemp("scale")
+    letters = np.random.default_rng(0).choice(list("etaoin shrdlu,.\n"), 40_000)
+    for name, part in (("train.txt", letters[:30_000]), ("held.txt", letters[30_000:])):
+        (folder / name).write_text("".join(part))
+    document = {
+        "scale": "short",
+        "description": "A few steps of the tiny model.",
+        "model": "tiny",
+        "corpus": {"files": [str(folder / "train.txt")], "validation": [str(folder / "held.txt")]},
+        "tokenizer": {"vocabulary": 384},
+        "training": {
+            "tokens": STEPS * 128,
+            "batch": 1,
+            "context": 128,
+            "learning_rate": 2e-3,
+            "validation_every": 5,
+            "validation_tokens": 256,
+            "checkpoint_every": 3,
+        },
+        "pretrain": {"recipes": ["bf16", "nvfp4"], "seeds": [0]},
+        "device": "cpu",
+        "log_every": 1,
+    }
+    path = folder / "short.yaml"
+    path.write_text(yaml.safe_dump(document))
+    prepare(load_scale(path), folder / "data")
+    return path
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Starts processes that have imported torch already, which takes longer than these runs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "fp4repro.train.__main__"])
+    return context
+
+
+def run(arguments, said):
+    """The command, in a process of its own; what it says goes to a file."""
+    os.environ["FP4REPRO_COMPILE"] = "0"  # the same bits as compiled, without the wait
+    sys.argv[1:] = arguments
+    os.dup2(os.open(said, os.O_WRONLY | os.O_TRUNC), sys.stderr.fileno())
+    run_stage("fp4repro.train", main)
+
+
+def options(scale, out, recipe="bf16", seed=0, data=None):
+    data = data or scale.parent / "data"
+    named = {"scale": scale, "recipe": recipe, "seed": seed, "data": data, "out": out}
+    return [f"--{name}={value}" for name, value in named.items()]
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
+def test_a_killed_run_goes_on_bit_for_bit(processes, scale, tmp_path, recipe):
+    kill_at = random.SystemRandom().randrange(4, STEPS)  # any step after the first checkpoint
+
+    def start(out):
+        said = tmp_path / f"{out}.txt"
+        said.touch()
+        process = processes.Process(target=run, args=(options(scale, tmp_path / out, recipe), said))
+        process.start()
+        return process, said
+
+    broken = tmp_path / "broken"
+    unbroken, _ = start("unbroken")
+    victim, said = start("broken")
+    while f"step {kill_at}/{STEPS}" not in said.read_text():
+        assert victim.is_alive(), said.read_text()
+        time.sleep(0.01)
+    victim.kill()
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL
+    assert {p.name for p in broken.iterdir() if p.name[0] != "."} == {"checkpoint.pt"}
+
+    resumed, said = start("broken")
+    for process in (resumed, unbroken):
+        process.join()
+        assert process.exitcode == 0, said.read_text()
+    for name in ("metrics.csv", "curve.csv", "layers.csv", "model.safetensors"):
+        same = (broken / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+        assert same, f"{name} differs after a kill at step {kill_at}"
+    assert not (broken / "checkpoint.pt").exists()
+    about = json.loads((broken / "run.json").read_text())
+    first, second = (session["from_step"] for session in about["sessions"])
+    assert first == 0 < second <= kill_at
+    assert bool(about["sessions"][1]["operands_quantised"]) == (recipe != "bf16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"recipe": "nvfp5"}, "no recipe is named 'nvfp5' (did you mean 'nvfp4'?)"),
+        ({"data": Path("none")}, "none has no data.json, so no token files: run python -m fp4repro"),
+        ({"seed": -1}, "the seed is -1, but must be 0 or more"),
+    ],
+)
+def test_bad_options_are_one_sentence(scale, tmp_path, changes, expected, monkeypatch, capsys):
+    assert expected in failure(options(scale, tmp_path, **changes), monkeypatch, capsys)
+
+
+def test_a_damaged_checkpoint_is_one_sentence(scale, tmp_path, monkeypatch, capsys):
+    (tmp_path / "checkpoint.pt").write_bytes(b"fp4repro checkpoint 1\n")
+    error = failure(options(scale, tmp_path), monkeypatch, capsys)
+    assert "checkpoint.pt is truncated or damaged (checksum " in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"width": 100}, "100"),
+        ({"widht": 128}, "has no key 'widht'; did you mean 'width'?"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_one_sentence(scale, tmp_path, overrides, expected, monkeypatch, capsys):
+    document = yaml.safe_load(scale.read_text()) | {"model_overrides": overrides}
+    path = tmp_path / "short.yaml"
+    path.write_text(yaml.safe_dump(document))
+    arguments = options(path, tmp_path, data=scale.parent / "data")
+    error = failure(arguments, monkeypatch, capsys)
+    assert "model tiny with the model_overrides of scale short" in error and expected in error
+
+
+def failure(arguments, monkeypatch, capsys):
+    """The one sentence with which the command ends."""
+    monkeypatch.setattr(sys, "argv", ["fp4repro.train", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run_stage("fp4repro.train", main)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fp4repro.train: error: ")
+    return line
