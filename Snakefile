@@ -1,0 +1,24 @@
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "configs/default.yaml"
+
+
+report: "workflow/report/workflow.rst"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/pretrain.smk"
+include: "workflow/rules/formats.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        pretrain_results(config["scale"]),
+        results_of("formats", config["scale"]),
+    message:
+        f"Results of scale {config['scale']}: tables and figures in results/{config['scale']}"

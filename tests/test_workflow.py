@@ -1,0 +1,305 @@
+"""The Snakemake rules, run for real on a stand-in for training, and as plans on the real scales."""
+
+import multiprocessing
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import snakemake.cli
+import yaml
+
+ROOT = Path(__file__).parents[1]
+KEYS = ["input", "output", "log", "benchmark", "conda"]
+KEYS += ["threads", "resources", "params", "message", "shell"]
+RECIPES, SEEDS = ("bf16", "nvfp4"), (1,)
+# What follows the trainings of a scale.
+REPORTS = {"pretrain_table": 1, "pretrain_figure": 1, "formats_table": 1, "formats_figure": 1, "all": 1}
+
+# Writes what fp4repro.train writes, at once. It counts its steps in checkpoint.pt and, where a file
+# `kill-it` lies in the working folder, dies half way by SIGKILL.
+TRAIN = """
+import argparse, os, signal
+from pathlib import Path
+from fp4repro.errors import Fp4ReproError, run_stage
+from fp4repro.report import schema
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("scale", "recipe", "data", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    a = parser.parse_args()
+    if str(a.recipe) == "nvfp5":
+        raise Fp4ReproError("there is no recipe 'nvfp5'")
+    a.out.mkdir(parents=True, exist_ok=True)
+    checkpoint = a.out / "checkpoint.pt"
+    start = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    print(f"{a.recipe}/seed-{a.seed}: from step {start}")
+    for name in ("layers.csv", "model.safetensors", "run.json"):
+        (a.out / name).write_text(f"{start}")
+    if Path("kill-it").exists():
+        checkpoint.write_text("5")
+        Path("kill-it").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    loss = 4 + a.seed / 10 + (str(a.recipe) == "nvfp4") * (1 + a.seed / 4) / 20
+    (a.out / "curve.csv").write_text(f"tokens,validation_loss\\n1024,5.0\\n2048,{loss}\\n")
+    values = {"validation_loss": loss, "bits_per_byte": 1.5, "tokens": 2048, "parameters": 10,
+              "diverged": 0}
+    schema.write_rows(a.out / "metrics.csv", [
+        schema.Row(experiment="pretrain", setting=schema.run_setting(str(a.recipe), a.seed),
+                   metric=metric, value=value, unit=schema.UNITS[metric], n=1, scale=a.scale.stem)
+        for metric, value in values.items()])
+    checkpoint.unlink(missing_ok=True)
+
+run_stage("fp4repro.train", main)
+"""
+
+# Writes what fp4repro.fidelity writes, without a model to look into.
+FIDELITY = """
+import argparse
+from pathlib import Path
+from fp4repro.report import formats, schema
+
+parser = argparse.ArgumentParser()
+parser.add_argument("command", choices=["formats"])
+for name in ("scale", "run", "data", "out"):
+    parser.add_argument(f"--{name}", type=Path, required=True)
+a = parser.parse_args()
+assert (a.run / "model.safetensors").exists() and (a.data / "data.json").exists()
+schema.write_rows(a.out, [
+    schema.Row(experiment=formats.EXPERIMENT, setting=formats.setting("nvfp4-1x16", data),
+               metric=metric, value=0.5, unit=unit, n=1, scale=a.scale.stem, note=a.run.as_posix())
+    for data in ("gaussian", "weights") for metric, unit in formats.UNITS.items()])
+"""
+
+
+# Processes forked from one that has Snakemake imported: seconds saved a run.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["snakemake.cli", "snakemake.report", "pandas", "fp4repro.config"])
+
+
+def _snakemake(arguments: tuple, folder: Path, environment: dict) -> None:
+    os.chdir(folder)
+    os.environ.update(environment)
+    with open("output.txt", "w", encoding="utf-8") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    snakemake.cli.main(list(arguments))
+
+
+class Workflow:
+    """The workflow copied to a folder, with scales `one` and `two` and a shelf of books."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for name in ("workflow", "profiles", "configs"):
+            shutil.copytree(ROOT / name, folder / name)
+        for name in ("Snakefile", "environment.yml"):
+            shutil.copy(ROOT / name, folder)
+        scale = yaml.safe_load((ROOT / "configs" / "scales" / "smoke.yaml").read_text())
+        scale |= {"pretrain": {"recipes": list(RECIPES), "seeds": list(SEEDS)}}
+        for name in ("one", "two"):
+            self.write_scale(scale | {"scale": name})
+        (folder / "shelf" / "standard_ebooks").mkdir(parents=True)
+        for name in ("a", "b"):
+            lines = (f"{name} {number} {number**2}\n" for number in range(4000))
+            (folder / "shelf" / "standard_ebooks" / f"{name}.txt").write_text("".join(lines))
+
+    def write_scale(self, scale: dict) -> None:
+        path = self.folder / "configs" / "scales" / f"{scale['scale']}.yaml"
+        path.write_text(yaml.safe_dump(scale))
+
+    def edit(self, name: str, *keys: str, value) -> None:
+        """Change one entry of a scale file."""
+        path = self.folder / "configs" / "scales" / f"{name}.yaml"
+        scale = inner = yaml.safe_load(path.read_text())
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+        path.write_text(yaml.safe_dump(scale))
+
+    def fake_training(self) -> None:
+        """`python -m` looks into the working folder first: the stand-in hides the real stage."""
+        package = self.folder / "fp4repro"
+        package.mkdir()
+        (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'fp4repro')!r})\n")
+        for stage, text in (("train", TRAIN), ("fidelity", FIDELITY)):
+            (package / stage).mkdir()
+            (package / stage / "__init__.py").touch()
+            (package / stage / "__main__.py").write_text(text)
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        """Exit code and output of `snakemake ARGUMENTS`."""
+        environment = {"FP4REPRO_DATA": "shelf"} | environment
+        process = PROCESSES.Process(target=_snakemake, args=(arguments, self.folder, environment))
+        process.start()
+        process.join()
+        return process.exitcode, (self.folder / "output.txt").read_text(encoding="utf-8")
+
+    def plan(self, *arguments: str, **environment: str) -> dict[str, int]:
+        """Jobs by rule that Snakemake would run."""
+        code, output = self.run("-n", *arguments, **environment)
+        assert code == 0, output
+        jobs = re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE)
+        return {rule: int(number) for rule, number in jobs}
+
+
+@pytest.fixture
+def workflow(tmp_path):
+    return Workflow(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A workflow whose scale `one` has been run to its end, with the stand-in for training."""
+    workflow = Workflow(tmp_path_factory.mktemp("finished"))
+    workflow.fake_training()
+    code, workflow.output = workflow.run("--config", "scale=one")
+    assert code == 0, workflow.output
+    return workflow
+
+
+def planned(**jobs: int) -> dict[str, int]:
+    return jobs | {"total": sum(jobs.values())}
+
+
+def test_default_plan_is_every_run_of_the_laptop_scale(workflow):
+    pretrain = yaml.safe_load((ROOT / "configs" / "scales" / "laptop.yaml").read_text())["pretrain"]
+    runs = len(pretrain["recipes"]) * len(pretrain["seeds"])
+    assert workflow.plan() == planned(data=1, train=runs, **REPORTS)
+
+
+def test_a_run_named_by_its_file_is_trained_alone(workflow):
+    # Also where the default scale is another one, and for a seed that no table asks for.
+    for seed in (0, 7):
+        target = f"results/laptop/pretrain/nvfp4/seed-{seed}/metrics.csv"
+        assert workflow.plan(target, "--config", "scale=smoke") == planned(data=1, train=1)
+
+
+def test_paper_scale_is_a_plan_and_refused_without_its_gpu(workflow):
+    assert workflow.plan("--config", "scale=paper")["train"] > 0
+    code, output = workflow.run("--config", "scale=paper", CUDA_VISIBLE_DEVICES="")
+    assert code != 0
+    assert "device cuda and torch finds none" in output
+    assert_a_sentence(output)
+    assert not (workflow.folder / "results" / "paper" / "data").exists()
+
+
+def assert_a_sentence(output: str) -> None:
+    assert "Traceback" not in output
+    assert "  File " not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mistake", "said"),
+    [
+        (["--config", "scale=lapptop"], None, "there is no scale 'lapptop'"),
+        (["--config", "scal=smoke"], None, "unknown key 'scal'"),
+        ([], ("seed", [0]), "two.yaml: unknown key 'seed'"),
+    ],
+)
+def test_a_mistake_in_a_config_is_one_sentence(workflow, arguments, mistake, said):
+    if mistake:
+        workflow.edit("two", mistake[0], value=mistake[1])
+    code, output = workflow.run(*arguments)
+    assert code != 0
+    assert said in output
+    assert_a_sentence(output)
+    assert not (workflow.folder / "results").exists()
+
+
+def test_a_finished_scale_has_its_files_where_the_readme_says(finished):
+    results = finished.folder / "results" / "one"
+    files = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
+    runs = {f"pretrain/{recipe}/seed-{seed}" for recipe in RECIPES for seed in SEEDS}
+    stages = {"data", *REPORTS, *runs} - {"all"}
+    names = ("metrics.csv", "curve.csv", "layers.csv", "model.safetensors", "run.json")
+    assert files == {
+        *(f"data/{name}" for name in ("tokenizer.json", "train.bin", "validation.bin", "data.json")),
+        *(f"{run}/{name}" for run in runs for name in names),
+        *(f"tables/{name}.{suffix}" for name in ("pretrain", "formats") for suffix in ("csv", "md")),
+        *(f"figures/{name}.{suffix}" for name in ("pretrain", "formats") for suffix in ("png", "svg")),
+        *(f"logs/{stage}.log" for stage in stages),
+        *(f"benchmarks/{stage}.tsv" for stage in stages),
+    }
+    log = (results / "logs" / "pretrain" / "nvfp4" / "seed-1.log").read_text()
+    assert log == "nvfp4/seed-1: from step 0\n"
+    assert log in finished.output  # progress is seen while it runs, too
+    table = (results / "tables" / "pretrain.md").read_text()
+    assert "+1.52 (no interval: one seed)" in table  # 0.0625 / 4.1
+    # Formats are studied on the BF16 run of the first seed.
+    assert "weights: results/one/pretrain/bf16/seed-1." in (results / "tables" / "formats.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("edits", "jobs"),
+    [
+        ({("training", "learning_rate"): 0.001}, {"train": 2}),
+        ({("tokenizer", "vocabulary"): 640}, {"data": 1, "train": 2}),
+        ({("pretrain", "seeds"): [0, 1, 2]}, {"train": 4}),
+        ({("training", "checkpoint_every"): 5, ("log_every",): 3, ("description",): "x"}, {}),
+    ],
+)
+def test_an_edit_reruns_only_what_depends_on_it(finished, edits, jobs):
+    path = finished.folder / "configs" / "scales" / "one.yaml"
+    before = path.read_text()
+    try:
+        for keys, value in edits.items():
+            finished.edit("one", *keys, value=value)
+        assert finished.plan("--config", "scale=one") == (planned(**jobs, **REPORTS) if jobs else {})
+    finally:
+        path.write_text(before)
+
+
+def test_tables_that_came_with_a_clone_are_made_anew(finished, workflow):
+    for folder in ("tables", "figures"):
+        shutil.copytree(
+            finished.folder / "results" / "one" / folder,
+            workflow.folder / "results" / "one" / folder,
+        )
+    every = planned(data=1, train=2, **REPORTS)
+    assert workflow.plan("--config", "scale=one") == every
+
+
+def test_other_books_are_other_data(finished):
+    for same in ("shelf", str(finished.folder / "shelf")):
+        assert finished.plan("--config", "scale=one", FP4REPRO_DATA=same) == {}
+    other = finished.plan("--config", "scale=one", FP4REPRO_DATA="")
+    assert other == planned(data=1, train=2, **REPORTS)
+
+
+def test_a_training_killed_goes_on_where_it_was(workflow):
+    workflow.fake_training()
+    target = "results/one/pretrain/nvfp4/seed-0/metrics.csv"
+    run = (workflow.folder / target).parent
+    (workflow.folder / "kill-it").touch()
+    code, output = workflow.run(target)
+    assert code != 0
+    assert_a_sentence(output)
+    assert [path.name for path in run.iterdir()] == ["checkpoint.pt"]
+    code, output = workflow.run(target)
+    assert code == 0, output
+    assert "nvfp4/seed-0: from step 5" in output
+    assert not (run / "checkpoint.pt").exists()
+
+
+def test_a_failing_run_shows_its_sentence(workflow):
+    workflow.fake_training()
+    code, output = workflow.run("results/one/pretrain/nvfp5/seed-0/metrics.csv")
+    assert code != 0
+    assert "fp4repro.train: error: there is no recipe 'nvfp5'" in output
+    assert_a_sentence(output)
+
+
+def test_every_rule_that_runs_logs_is_benchmarked_and_keeps_the_order():
+    text = "\n".join(path.read_text() for path in sorted((ROOT / "workflow").glob("rules/*.smk")))
+    rules = re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", text, re.MULTILINE)
+    assert {name for name, _ in rules} >= {"data", "train", *REPORTS} - {"all"}
+    for name, body in rules:
+        keys = re.findall(r"^    (\w+):", body, re.MULTILINE)
+        assert keys == sorted(keys, key=KEYS.index), name
+        if "shell" in keys:
+            assert {"output", "log", "benchmark", "conda", "threads", "message"} <= set(keys), name
+            assert re.search(r"2>&1 \| tee \{log\}|> \{log\} 2>&1", body), name

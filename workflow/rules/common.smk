@@ -1,0 +1,125 @@
+"""What the rules share: the scale files by name, settings as params, and the runs of an experiment.
+
+A path's {scale} decides which scale file its rule reads. The settings that a result depends on are
+its rule's params, so that editing one of them reruns what depends on it and nothing else.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from fp4repro.config import SCHEMAS, check, load_scale, read_yaml
+from fp4repro.data.files import VARIABLE
+from fp4repro.errors import Fp4ReproError, run_stage
+
+SCALE_FILES = Path("configs/scales")
+SCALES = {}
+
+
+def read_config():
+    """Check the configuration and every scale file; a mistake ends Snakemake with a sentence."""
+    schema = read_yaml(SCHEMAS / "config.schema.yaml")
+    check(dict(config), schema, Path("configs/default.yaml (or --config)"))
+    for path in sorted(SCALE_FILES.glob("*.yaml")):
+        SCALES[path.stem] = load_scale(path)
+    if config["scale"] not in SCALES:
+        raise Fp4ReproError(
+            f"there is no scale {config['scale']!r}; {SCALE_FILES} has {', '.join(SCALES)}"
+        )
+
+
+def refuse_without_gpus():
+    """A scale that names CUDA can be planned anywhere (snakemake -n) but not begun."""
+    if workflow.local_exec and any(
+        job.resources.get("gpu") for job in workflow.dag.needrun_jobs()
+    ):
+        from fp4repro.train.provenance import choose_device  # seconds, for torch
+
+        choose_device("cuda")
+
+
+def data_settings(wildcards):
+    """What the token files depend on, with the corpus that `default` stands for here."""
+    scale = asdict(SCALES[wildcards.scale])
+    settings = {key: scale[key] for key in ("corpus", "corpus_bytes", "tokenizer")}
+    if settings["corpus"] == "default":
+        books = os.environ.get(VARIABLE)
+        settings["corpus"] = os.path.abspath(books) if books else "python-stdlib"
+    return json.dumps(settings, sort_keys=True)
+
+
+def training_settings(wildcards):
+    """What a run's bits depend on beside its data, recipe and seed."""
+    scale = asdict(SCALES[wildcards.scale])
+    settings = {
+        key: scale[key] for key in ("model_overrides", "training", "device", "threads")
+    }
+    settings["model"] = read_yaml(SCALES[wildcards.scale].model_path)
+    del settings["training"]["checkpoint_every"]
+    return json.dumps(settings, sort_keys=True)
+
+
+def pretrain_runs(scale, name):
+    """The file of that name of every run that the scale plans."""
+    plan = SCALES[scale].pretrain
+    return expand(
+        "results/{scale}/pretrain/{recipe}/seed-{seed}/{name}",
+        scale=scale,
+        recipe=plan.recipes,
+        seed=plan.seeds,
+        name=name,
+    )
+
+
+def results_of(experiment, scale):
+    """The tables and figures of an experiment."""
+    results = [f"tables/{experiment}.{suffix}" for suffix in ("csv", "md")]
+    results += [f"figures/{experiment}.{suffix}" for suffix in ("png", "svg")]
+    return [f"results/{scale}/{name}" for name in results]
+
+
+def pretrain_results(scale):
+    """What the pretraining experiment gives.
+
+    Tables and figures may come with a clone; weights never do, so that asking for them trains there.
+    """
+    return [*pretrain_runs(scale, "model.safetensors"), *results_of("pretrain", scale)]
+
+
+def folders(wildcards, input):
+    """The folders of the runs that a rule's input names."""
+    return [os.path.dirname(path) for path in input.metrics]
+
+
+def studied_run(name):
+    """An input function: the file of that name of the run whose tensors are studied, BF16 where the
+    scale trains it."""
+
+    def file(wildcards):
+        plan = SCALES[wildcards.scale].pretrain
+        recipe = "bf16" if "bf16" in plan.recipes else plan.recipes[0]
+        return (
+            f"results/{wildcards.scale}/pretrain/{recipe}/seed-{plan.seeds[0]}/{name}"
+        )
+
+    return file
+
+
+run_stage("snakemake", read_config)
+
+# The rules call `python`: that of this Snakemake, also where its environment is not activated.
+os.environ.update(
+    PATH=os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()])
+)
+
+
+onstart:
+    run_stage("snakemake", refuse_without_gpus)
+
+
+wildcard_constraints:
+    scale="|".join(SCALES),
+    recipe="[^/]+",
+    seed="[0-9]+",
