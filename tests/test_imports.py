@@ -23,6 +23,8 @@ ALLOWED = {
     "data": {"config", "errors", "files"},
     "report": {"config", "recipes", "errors", "files"},
     "train": {"public", "config", "layers", "models", "optim", "data", "report.schema", "errors", "files"},
+    "fidelity": {"core", "config", "models", "data", "report", "train.provenance", "errors"},
+    "bench": {"public", "core", "config", "layers", "models", "optim", "report", "train", "errors"},
 }
 
 

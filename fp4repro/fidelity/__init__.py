@@ -1,0 +1,1 @@
+"""How close quantised values stay to the originals, format by format."""
