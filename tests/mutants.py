@@ -261,7 +261,7 @@ TRANSFORM = [
     mutate(
         "no sign vector",
         Check(test_hadamard.test_the_signs_are_those_of_transformer_engine),
-        "core.hadamard:hadamard_matrix",
+        "core.hadamard:sign_vector",
         ('if signs == "te":', 'if signs == "never":'),
     ),
     mutate(
@@ -293,13 +293,13 @@ TRANSFORM = [
         "transform not rounded to BF16",
         LINEAR,
         "layers.operands:Slot.transform",
-        ("x.to(torch.bfloat16)", "x.float()"),
+        ("dtype=torch.bfloat16", "dtype=torch.float32"),
     ),
     mutate(
         "transform along features",
         LINEAR,
         "layers.operands:Slot.transform",
-        ("drawn, self.axis)", "drawn, 1 - self.axis)"),
+        ("drawn, self.axis,", "drawn, 1 - self.axis,"),
     ),
 ]
 

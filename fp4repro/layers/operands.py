@@ -63,9 +63,7 @@ class Slot:
             return x
         # Both operands of a product must draw the same signs: the key knows the product, not the slot.
         drawn = replace(key, role=100 + self.axis_role, salt=0) if self.hadamard_signs == "drawn" else None
-        return hadamard(
-            x, self.hadamard_size, self.hadamard_signs, drawn, self.axis, dtype=torch.bfloat16
-        )
+        return hadamard(x, self.hadamard_size, self.hadamard_signs, drawn, self.axis, dtype=torch.bfloat16)
 
     @property
     def axis_role(self) -> int:
