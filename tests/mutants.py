@@ -263,6 +263,8 @@ TRANSFORM = [
         Check(test_hadamard.test_the_signs_are_those_of_transformer_engine),
         "core.hadamard:sign_vector",
         ('if signs == "te":', 'if signs == "never":'),
+        # Made anew, since the matrix with the signs is cached.
+        also=(("core.hadamard:hadamard_matrix", ("vector[:, None]", "vector[:, None].clone()")),),
     ),
     mutate(
         "no normalisation",

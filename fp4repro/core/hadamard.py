@@ -91,19 +91,20 @@ def hadamard(
     if not -x.dim() <= axis < x.dim():
         raise Fp4ReproError(f"axis {axis} is not one of a tensor of shape {tuple(x.shape)}")
     axis %= x.dim()
-    vector = sign_vector(size, signs, key)
+    vector = sign_vector(size, signs, key).to(x.device)
     if x.shape[axis] % size:
         raise Fp4ReproError(
             f"Hadamard transform of {size} needs axis {axis} of shape {tuple(x.shape)} to be a "
             f"multiple of {size}: pad it or choose a smaller size"
         )
     dtype = dtype or x.dtype
-    matrix = hadamard_matrix(size, signs, key).to(x.device, dtype)
     if axis == x.dim() - 1:
+        matrix = hadamard_matrix(size, signs, key).to(x.device, dtype)
         return (x.to(dtype).reshape(-1, size) @ matrix).view(x.shape)  # (runs, size)
     runs = x.reshape(-1, size, *x.shape[axis + 1 :]).flatten(2)  # (runs, size, rest)
     differentiable = x.requires_grad and torch.is_grad_enabled()
     if size <= LARGEST_IN_STAGES and dtype in (torch.bfloat16, torch.float32) and not differentiable:
-        turned = compiled(make_stages, size, dtype)(runs.contiguous(), vector.to(x.device))
+        turned = compiled(make_stages, size, dtype)(runs.contiguous(), vector)
         return turned.view(x.shape)
+    matrix = hadamard_matrix(size, signs, key).to(x.device, dtype)
     return torch.matmul(matrix.T, runs.to(dtype)).view(x.shape)
