@@ -170,7 +170,8 @@ def test_a_layer_sums_each_product_that_way(product, eager):
         convert(layer, fp4repro.recipe("nvfp4").replace(**changes), seed=1)
         set_step(layer, 0)
         results[way] = run(layer, x, dy, product)
-        plan, key = layer.plan, layer.plan.key
+        plan = layer.plan
+        key = plan.key if product == "fprop" else plan.backward_key(plan.store("x_wgrad", x, plan.key))
     operands = {"fprop": ("x_fprop", x, "w_fprop", w), "dgrad": ("dy_dgrad", dy, "w_dgrad", w)}
     operands["wgrad"] = ("dy_wgrad", dy, "x_wgrad", x)
     slot_a, a, slot_b, b = operands[product]

@@ -115,3 +115,13 @@ def test_the_shared_matrix_is_not_written_to():
 def test_gradients_pass_through():
     x = torch.from_numpy(cases.normal(7, (2, 32))).double().requires_grad_()
     assert torch.autograd.gradcheck(hadamard, (x,))
+
+
+def test_a_given_type_rounds_before_and_after():
+    """Compiled: a cast within a kernel may be dropped, and was."""
+    x = torch.from_numpy(cases.normal(3, (64, 48)))
+    for axis in (0, 1):
+        got = hadamard(x, axis=axis, dtype=torch.bfloat16)
+        assert got.dtype == torch.bfloat16
+        assert torch.equal(got, hadamard(x.bfloat16(), axis=axis))
+        assert not torch.equal(got, hadamard(x, axis=axis).bfloat16())

@@ -16,6 +16,7 @@ from fp4repro.backends.backend import Backend, Results
 from fp4repro.backends.emulation import emulated_layer
 from fp4repro.core.formats import E2M1, E4M3
 from fp4repro.core.layout import swizzle_scales, transpose
+from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
 from fp4repro.errors import Fp4ReproError
 
@@ -82,14 +83,16 @@ def three_products(
     """y, dx, dw from packed operands that equal the emulated layer's to the bit, random bits included."""
     plan = emulated_layer(weight).plan
 
-    def stored(slot: str, tensor: Tensor) -> QuantizedTensor:
-        q = plan.store(slot, tensor, plan.key)
+    def stored(slot: str, tensor: Tensor, key: RandomKey) -> QuantizedTensor:
+        q = plan.store(slot, tensor, key)
         return transpose(q) if plan.slots[slot].axis == 0 else q
 
+    forward = plan.key
+    backward = plan.backward_key(plan.store("x_wgrad", x, forward))
     return (
-        multiply(stored("x_fprop", x), stored("w_fprop", weight), x.dtype),
-        multiply(stored("dy_dgrad", dy), stored("w_dgrad", weight), dy.dtype),
-        multiply(stored("dy_wgrad", dy), stored("x_wgrad", x), dy.dtype),
+        multiply(stored("x_fprop", x, forward), stored("w_fprop", weight, forward), x.dtype),
+        multiply(stored("dy_dgrad", dy, backward), stored("w_dgrad", weight, forward), dy.dtype),
+        multiply(stored("dy_wgrad", dy, backward), stored("x_wgrad", x, forward), dy.dtype),
     )
 
 

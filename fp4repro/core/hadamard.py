@@ -55,18 +55,18 @@ def hadamard_matrix(size: int, signs: Signs = "te", key: RandomKey | None = None
     return vector[:, None] * h * size**-0.5
 
 
-def make_stages(size: int, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
-    """The transform along the middle axis of (runs, size, rest), rounded to `dtype` before and after."""
+def make_stages(size: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """The transform along the middle axis of (runs, size, rest), in FP32, rounded to x's type."""
 
     def stages(x: Tensor, signs: Tensor) -> Tensor:
-        rows = [x[:, i].to(dtype).float() * signs[i] for i in range(size)]  # each (runs, rest)
+        rows = [x[:, i].float() * signs[i] for i in range(size)]  # each (runs, rest)
         half = 1
         while half < size:
             for start in range(0, size, 2 * half):
                 for i in range(start, start + half):
                     rows[i], rows[i + half] = rows[i] + rows[i + half], rows[i] - rows[i + half]
             half *= 2
-        return torch.stack([(row * size**-0.5).to(dtype) for row in rows], 1)
+        return torch.stack([(row * size**-0.5).to(x.dtype) for row in rows], 1)
 
     return stages
 
@@ -104,7 +104,8 @@ def hadamard(
     runs = x.reshape(-1, size, *x.shape[axis + 1 :]).flatten(2)  # (runs, size, rest)
     differentiable = x.requires_grad and torch.is_grad_enabled()
     if size <= LARGEST_IN_STAGES and dtype in (torch.bfloat16, torch.float32) and not differentiable:
-        turned = compiled(make_stages, size, dtype)(runs.contiguous(), vector)
+        # Cast beforehand: inductor would take a cast to BF16 and back within a kernel for nothing.
+        turned = compiled(make_stages, size)(runs.to(dtype).contiguous(), vector)
         return turned.view(x.shape)
     matrix = hadamard_matrix(size, signs, key).to(x.device, dtype)
     return torch.matmul(matrix.T, runs.to(dtype)).view(x.shape)

@@ -54,6 +54,12 @@ class Plan:
         clock = self.clock
         return RandomKey(clock.seed, clock.step, self.layer, microbatch=clock.microbatch)
 
+    def backward_key(self, x: Tensor | QuantizedTensor) -> RandomKey:
+        """Keys the gradients of one use of the layer: the amax of its input, as kept for wgrad, tells it
+        from other uses in the same step."""
+        amax = x.amax if isinstance(x, QuantizedTensor) else x.abs().amax().float()
+        return replace(self.key, salt=amax_bits(amax))
+
     def operand(self, slot: str, x: Tensor, key: RandomKey) -> tuple[Tensor, Tensor | float]:
         self._count(slot)
         return self.slots[slot].operand(x, key)
@@ -148,9 +154,7 @@ class _QuantLinear(torch.autograd.Function):
             if training and ctx.needs_input_grad[1]:
                 kept = plan.store("x_wgrad", _whole_tokens(rows), key)
                 _save(ctx, kept)
-                # The input's amax tells this use of the layer from others of the same step.
-                amax = kept.amax if isinstance(kept, QuantizedTensor) else kept.abs().amax().float()
-                ctx.key = replace(key, salt=amax_bits(amax))
+                ctx.key = plan.backward_key(kept)
             if training and ctx.needs_input_grad[0]:
                 # dgrad must see this forward's weight even if the parameter is changed before it.
                 ctx.weight = layer.quantised_weight("w_dgrad")
