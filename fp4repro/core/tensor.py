@@ -15,7 +15,7 @@ from torch import Tensor
 from fp4repro.core import kernels
 from fp4repro.core.blocks import Blocks
 from fp4repro.core.compiled import compiled
-from fp4repro.core.formats import E4M3, E5M2, FP32, UE8M0, BlockFormat
+from fp4repro.core.formats import E2M1, E4M3, E5M2, FP32, UE8M0, BlockFormat
 from fp4repro.errors import Fp4ReproError
 
 _SCALE_DTYPES = {
@@ -71,7 +71,17 @@ class QuantizedTensor:
             raise Fp4ReproError(
                 f"{self.format.name}: code times scale does not fit BF16; use dequantize(torch.float32)"
             )
+        blocks = Blocks.of(self.shape, self.format)
+        if self.format.element is E2M1 and blocks.compare and blocks.padded == (blocks.high, blocks.wide):
+            return self._operand_of_columns(blocks)
         return self._decode(torch.bfloat16, tensor_level=False)
+
+    def _operand_of_columns(self, blocks: Blocks) -> Tensor:
+        packed = self.codes.reshape(-1, blocks.rows, blocks.wide // 2)  # (R/r, r, C/2)
+        s = blocks.spread_stored(load_scales(self.scales, self.format))  # (R/r, 1, C)
+        decode = compiled(kernels.make_decode_pairs)
+        pairs = decode(packed, s[..., 0::2].contiguous(), s[..., 1::2].contiguous())
+        return pairs.view(torch.bfloat16).view(self.shape)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(code * block scale) * tensor scale in FP32, one rounding to `dtype`; `shape`."""
