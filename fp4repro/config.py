@@ -7,6 +7,7 @@ write instead.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -159,9 +160,20 @@ def read_yaml(path: Path) -> Any:
 
 def check(document: Any, schema: dict, path: Path) -> None:
     """Compare a document with a JSON schema; raises all its mistakes, one sentence a line."""
+    _raise([f"{path}: {where} is {value}, which is not a number" for where, value in _not_finite(document)])
     validator = jsonschema.Draft202012Validator(schema)
     errors = sorted(validator.iter_errors(document), key=lambda e: [str(p) for p in e.absolute_path])
     _raise([f"{path}: {sentence}" for error in errors for sentence in _sentences(error)])
+
+
+def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers that YAML can write and no setting can be: .nan and .inf."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield where, value
+    elif isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _not_finite(item, f"{where}.{key}" if where else str(key))
 
 
 def _raise(sentences: list[str]) -> None:
@@ -221,6 +233,8 @@ def _faults(scale: Scale, path: Path) -> Iterator[str]:
     if not scale.model_path.is_file():
         known = ", ".join(sorted(p.stem for p in MODELS.glob("*.yaml")))
         yield f"{path}: there is no model {scale.model!r} in configs/models, which has: {known}"
+    if "vocabulary" in scale.model_overrides:
+        yield f"{path}: model_overrides.vocabulary is the tokenizer's to say: change tokenizer.vocabulary"
     for name in scale.pretrain.recipes:
         try:
             recipe(name)

@@ -13,11 +13,16 @@ class Fp4ReproError(Exception):
 
 
 def run_stage(stage: str, main: Callable[[], None]) -> None:
-    """Run a command line's `main`; an `Fp4ReproError` becomes a sentence and exit code 2."""
+    """Run a command line's `main`; an `Fp4ReproError` becomes a sentence and exit code 2, and so does
+    what the operating system refuses (a full disk, a folder that may not be written)."""
     try:
         main()
     except Fp4ReproError as error:
         print(f"{stage}: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"{stage}: error: {error.strerror or error}:{where or ' (no file named)'}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(f"{stage}: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)

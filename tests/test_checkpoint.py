@@ -213,7 +213,7 @@ def test_a_killed_run_goes_on_bit_for_bit(processes, scale, tmp_path, recipe):
     [
         ({"recipe": "nvfp5"}, "no recipe is named 'nvfp5' (did you mean 'nvfp4'?)"),
         ({"data": Path("none")}, "none has no data.json, so no token files: run python -m fp4repro"),
-        ({"seed": -1}, "the seed is -1, but must be 0 or more"),
+        ({"seed": -1}, "the seed is -1, but must be from 0 to 4294967295"),
     ],
 )
 def test_bad_options_are_one_sentence(scale, tmp_path, changes, expected, monkeypatch, capsys):
@@ -251,3 +251,16 @@ def failure(arguments, monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fp4repro.train: error: ")
     return line
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    """torch.save hides the reason of a write that failed behind its own words."""
+
+    def full(self, piece):
+        self.failure = OSError(28, "No space left on device")
+        raise self.failure
+
+    monkeypatch.setattr("fp4repro.train.checkpoint._Hashed.write", full)
+    with pytest.raises((Fp4ReproError, OSError), match="No space left on device"):
+        save_checkpoint(tmp_path / "checkpoint.pt", {}, {"weights": torch.ones(4)})
+    assert not list(tmp_path.iterdir())

@@ -196,3 +196,27 @@ def test_check_says_where_in_a_list(tmp_path):
     schema = {"items": {"properties": {"a": {"type": "integer"}}}}
     with pytest.raises(Fp4ReproError, match=r"x\.yaml: 1\.a is 'b', which is not of type integer"):
         check([{"a": 1}, {"a": "b"}], schema, Path("x.yaml"))
+
+
+@pytest.mark.parametrize("number", [".nan", ".inf", "-.inf"])
+def test_numbers_that_are_none(tmp_path, number):
+    text = SMOKE.read_text().replace("learning_rate: 3.0e-3", f"learning_rate: {number}")
+    path = tmp_path / "smoke.yaml"
+    path.write_text(text)
+    with pytest.raises(Fp4ReproError, match=r"training\.learning_rate is -?(nan|inf), which is not a number"):
+        load_scale(path)
+
+
+def test_files_beside_a_dataset(tmp_path):
+    text = SMOKE.read_text().replace("corpus: default", "corpus: {files: [a.txt], huggingface: {name: a}}")
+    path = tmp_path / "smoke.yaml"
+    path.write_text(text)
+    with pytest.raises(Fp4ReproError, match="corpus must have files and validation, or else huggingface"):
+        load_scale(path)
+
+
+def test_the_vocabulary_is_the_tokenizers(tmp_path):
+    path = tmp_path / "smoke.yaml"
+    path.write_text(SMOKE.read_text() + "model_overrides: {vocabulary: 512}\n")
+    with pytest.raises(Fp4ReproError, match=r"change tokenizer\.vocabulary"):
+        load_scale(path)

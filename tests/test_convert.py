@@ -202,3 +202,65 @@ def test_hugging_face_model():
     assert loss.isfinite()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
     assert report.calls()["dy_wgrad"] == 14
+
+
+def kept_blocks(report, prefix):
+    return {int(n.removeprefix(prefix).split(".")[0]) for n in report.kept if n.startswith(prefix)}
+
+
+def test_encoder_and_decoder_are_counted_each():
+    model = nn.ModuleDict(
+        {side: nn.ModuleList(Block() for _ in range(n)) for side, n in (("encoder", 8), ("decoder", 10))}
+    )
+    report = fp4repro.convert(model, fp4repro.recipe("nvfp4"))
+    assert kept_blocks(report, "encoder.") == {7} and kept_blocks(report, "decoder.") == {8, 9}
+    assert len(report.swapped) == 2 * (7 + 8)
+
+
+def test_a_model_beside_its_head_is_no_list_of_blocks():
+    report = fp4repro.convert(
+        nn.Sequential(nn.Sequential(*(Block() for _ in range(8))), nn.Linear(64, 32)),
+        fp4repro.recipe("nvfp4"),
+    )
+    assert set(report.kept) == {"0.7.up", "0.7.down", "1"} and "outside" in report.kept["1"]
+
+
+def test_experts_lie_within_their_block():
+    block = lambda: nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(64, 64) for _ in range(32))})  # noqa: E731
+    report = fp4repro.convert(nn.ModuleList(block() for _ in range(6)), fp4repro.recipe("nvfp4"))
+    assert kept_blocks(report, "") == {5} and len(report.swapped) == 5 * 32
+
+
+def test_layers_that_torch_reads_itself_stay():
+    """Their forward is skipped by the fused path, so that a swap would be one in name only."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    model = nn.ModuleList([layer, nn.Linear(64, 64), nn.Linear(64, 64)])
+    report = fp4repro.convert(model, fp4repro.recipe("nvfp4"))
+    assert "fused" in report.kept["0.linear1"] and set(report.swapped) == {"1", "2"}
+    assert "fused" in fp4repro.convert(layer, fp4repro.recipe("nvfp4")).kept["linear1"]
+
+
+def test_wrong_arguments_get_a_sentence():
+    model = Model(4)
+    fp4repro.convert(model, fp4repro.recipe("nvfp4"))
+    for bad in (1.5, "3", None, -1, 2**64, True):
+        with pytest.raises(Fp4ReproError, match="step must be an integer"):
+            fp4repro.set_step(model, bad)
+    with pytest.raises(Fp4ReproError, match="seed must be an integer"):
+        fp4repro.convert(model, fp4repro.recipe("nvfp4"), seed="a")
+    with pytest.raises(Fp4ReproError, match="takes a recipe"):
+        fp4repro.convert(model, "nvfp4")
+    with pytest.raises(Fp4ReproError, match="takes the converted model"):
+        fp4repro.set_step(object(), 0)
+    with pytest.raises(Fp4ReproError, match="must be a BlockFormat"):
+        fp4repro.quantize(torch.ones(16, 16), "nvfp4")
+    with pytest.raises(Fp4ReproError, match="must be a torch tensor"):
+        fp4repro.quantize([1.0], fp4repro.NVFP4)
+    with pytest.raises(Fp4ReproError, match="two quantised tensors"):
+        fp4repro.matmul(torch.ones(2, 2), torch.ones(2, 2))
+
+
+def test_the_quantiser_inside_a_compiled_function():
+    x = torch.randn(32, 64)
+    run = torch.compile(lambda t: fp4repro.fake_quantize(t, fp4repro.NVFP4), backend="eager")
+    assert torch.equal(run(x), fp4repro.fake_quantize(x, fp4repro.NVFP4))

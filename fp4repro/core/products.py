@@ -59,6 +59,10 @@ def matmul(
             f"accumulate='blackwell' is how FP4 units sum; {a.format.name} times {b.format.name} is not "
             "multiplied by them: use accumulate='fp32'"
         )
+    if not (isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor)):
+        raise Fp4ReproError(
+            f"matmul takes two quantised tensors, got {type(a).__name__} and {type(b).__name__}"
+        )
     if a.shape[-1] != b.shape[-1] or len(b.shape) != 2:
         raise Fp4ReproError(
             f"matmul multiplies a (..., K) by b (N, K) transposed, got {tuple(a.shape)} and {tuple(b.shape)}"

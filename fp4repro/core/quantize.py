@@ -70,6 +70,10 @@ def prepare(
     x: Tensor, fmt: BlockFormat, nonfinite: NonFinite = "raise", amax: Tensor | float | None = None
 ) -> Prepared:
     """First two passes: amax and scales; arguments as in `quantize`."""
+    if not isinstance(x, Tensor):
+        raise Fp4ReproError(f"what is quantised must be a torch tensor, got {type(x).__name__}")
+    if not isinstance(fmt, BlockFormat):
+        raise Fp4ReproError(f"a format must be a BlockFormat such as fp4repro.NVFP4, got {fmt!r}")
     if not x.is_floating_point():
         raise Fp4ReproError(f"only floating-point tensors can be quantised, got {x.dtype}")
     if nonfinite not in ("raise", "poison"):
@@ -80,8 +84,9 @@ def prepare(
     own = block_amax.amax()
     if nonfinite == "raise" and not bool(own.isfinite()):
         raise NonFiniteError(
-            f"a tensor of shape {tuple(x.shape)} to be quantised to {fmt.name} holds NaN or infinity: "
-            "look upstream for the step at which it appeared, or pass nonfinite='poison' to carry it on"
+            f"a tensor of shape {tuple(x.shape)} to be quantised to {fmt.name} holds NaN or infinity, or "
+            "values beyond FP32: look upstream for the step at which it appeared, or pass "
+            "nonfinite='poison' to carry it on"
         )
     amax = own if amax is None else _given_amax(amax, own)
     s, e, decode = _scales(fmt, block_amax, amax)

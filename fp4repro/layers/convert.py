@@ -1,9 +1,10 @@
 """Putting a recipe into a model: every `nn.Linear` of its blocks becomes a `QuantLinear`.
 
 A layer is changed in place, class and all, so parameters, names, ties, hooks and `state_dict` stay as
-they are. Blocks are the entries of the model's longest list of modules; the rule for the layers that
-stay in BF16 counts them. Linears outside it (the output head, mainly) stay, as do shapes that the
-formats cannot hold, each with its reason.
+they are. Blocks are the entries of a list of modules none of which holds more than half of its linears;
+the rule for the layers that stay in BF16 counts each list (an encoder's, a decoder's) by itself.
+Linears outside them (the output head, mainly) stay, as do shapes that the formats cannot hold, each
+with its reason.
 """
 
 import re
@@ -16,7 +17,7 @@ from fp4repro.errors import Fp4ReproError
 from fp4repro.layers.linear import Clock, Plan, QuantLinear
 from fp4repro.recipes import Recipe
 
-_INDEXED = re.compile(r"^((?:.*?\.)??)(\d+)(?:\.|$)")
+_INDEX = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 @dataclass
@@ -46,6 +47,9 @@ def convert(model: nn.Module, recipe: Recipe, seed: int = 0) -> Conversion:
     `seed` keys stochastic rounding, together with `set_step`. Converting again replaces the recipe.
     Raises if the model has no `nn.Linear`.
     """
+    if not isinstance(recipe, Recipe):
+        raise Fp4ReproError(f"convert takes a recipe such as fp4repro.recipe('nvfp4'), got {recipe!r}")
+    _check_count("seed", seed)
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
         raise Fp4ReproError(
@@ -53,10 +57,10 @@ def convert(model: nn.Module, recipe: Recipe, seed: int = 0) -> Conversion:
         )
     report = Conversion(recipe)
     clock = Clock(seed)
-    prefix, count = _blocks(linears)
-    stay = recipe.keep.blocks(count)
+    lists = _lists_of_blocks(linears)
+    bypassed = _read_by_torch_itself(model)
     for index, (name, layer) in enumerate(linears.items()):
-        reason = _reason_to_keep(name, layer, recipe, prefix, count, stay)
+        reason = bypassed.get(name) or _reason_to_keep(name, layer, recipe, lists)
         if reason:
             report.kept[name] = reason
             if type(layer) is QuantLinear:
@@ -72,43 +76,60 @@ def convert(model: nn.Module, recipe: Recipe, seed: int = 0) -> Conversion:
 
 def set_step(model: nn.Module, step: int, microbatch: int = 0) -> None:
     """Key the random bits of what follows by step and microbatch. A run that calls it before each
-    forward can be resumed at any step with the same bits."""
+    forward can be resumed at any step with the same bits. Does nothing to a model without converted
+    layers, which has no random bits."""
+    if not isinstance(model, nn.Module):
+        raise Fp4ReproError(f"set_step takes the converted model, got {type(model).__name__}")
+    _check_count("step", step)
+    _check_count("microbatch", microbatch)
     for module in model.modules():
         if isinstance(module, QuantLinear):
             module.plan.clock.step = step
             module.plan.clock.microbatch = microbatch
 
 
-def _blocks(linears: dict[str, nn.Linear]) -> tuple[str | None, int]:
-    """Name prefix of the list of blocks that holds most linears, and the number of its entries."""
-    found: Counter = Counter()
-    entries: dict[str, set[int]] = {}
+def _check_count(what: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise Fp4ReproError(f"{what} must be an integer from 0 up, got {value!r}")
+
+
+def _positions(name: str) -> list[tuple[str, int]]:
+    """(prefix of the list, index) for each list that a name lies in, outermost first."""
+    return [(name[: match.start(1)], int(match.group(1))) for match in _INDEX.finditer(name)]
+
+
+def _lists_of_blocks(linears: dict[str, nn.Linear]) -> dict[str, int]:
+    """Prefix of each list of blocks -> number of its entries."""
+    shares: dict[str, Counter] = {}
     for name in linears:
-        if match := _INDEXED.match(name):
-            prefix, index = match.group(1), int(match.group(2))
-            found[prefix] += 1
-            entries.setdefault(prefix, set()).add(index)
-    if not found:
-        return None, 0
-    prefix = found.most_common(1)[0][0]
-    return prefix, max(entries[prefix]) + 1
+        for prefix, index in _positions(name):
+            shares.setdefault(prefix, Counter())[index] += 1
+    # Where one entry holds most of the linears (a model beside its head), the list is no list of blocks.
+    return {p: max(c) + 1 for p, c in shares.items() if 2 * max(c.values()) <= c.total()}
 
 
-def _reason_to_keep(
-    name: str, layer: nn.Linear, recipe: Recipe, prefix: str | None, count: int, stay: set[int]
-) -> str | None:
+def _read_by_torch_itself(model: nn.Module) -> dict[str, str]:
+    """Linears whose weights a parent hands to a fused kernel, past their own forward."""
+    return {
+        f"{name}.{child}".lstrip("."): "read by nn.TransformerEncoderLayer's fused path, not called"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.TransformerEncoderLayer)
+        for child, _ in module.named_modules()
+    }
+
+
+def _reason_to_keep(name: str, layer: nn.Linear, recipe: Recipe, lists: dict[str, int]) -> str | None:
     if not recipe.quantises:
         return f"recipe {recipe.name} quantises nothing"
     if type(layer) not in (nn.Linear, QuantLinear):
         return f"a subclass of nn.Linear ({type(layer).__name__}) with a forward of its own"
     if recipe.keep.by_name(name):
         return "named by the recipe's rule"
-    if prefix is not None:
-        match = _INDEXED.match(name)
-        if not match or match.group(1) != prefix:
-            return "outside the blocks (output head, embedding or projection between)"
-        if int(match.group(2)) in stay:
-            return f"block {match.group(2)} of {count}, kept by the recipe's rule"
+    block = next(((p, i) for p, i in _positions(name) if p in lists), None)
+    if block is None and lists:
+        return "outside the blocks (output head, embedding or projection between)"
+    if block is not None and block[1] in recipe.keep.blocks(lists[block[0]]):
+        return f"block {block[1]} of {lists[block[0]]}, kept by the recipe's rule"
     return _misfit(layer, recipe)
 
 

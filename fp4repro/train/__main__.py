@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that fp4repro.data wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder for the run's files")
     arguments = parser.parse_args()
-    if arguments.seed < 0:
-        raise Fp4ReproError(f"the seed is {arguments.seed}, but must be 0 or more")
+    if not 0 <= arguments.seed < 2**32:
+        raise Fp4ReproError(f"the seed is {arguments.seed}, but must be from 0 to {2**32 - 1}")
     scale = load_scale(arguments.scale)
     job = Job(
         scale=scale,

@@ -23,7 +23,11 @@ def save_checkpoint(path: Path, settings: dict[str, Any], state: dict[str, Any])
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         file.write(bytes(_HEADER))
         hashed = _Hashed(file)
-        torch.save({"settings": settings, "state": state}, hashed)
+        try:
+            torch.save({"settings": settings, "state": state}, hashed)
+        except RuntimeError as error:  # torch's own words for a write that failed
+            reason = hashed.failure or error
+            raise Fp4ReproError(f"{path} cannot be written ({reason}): is the disk full?") from None
         file.seek(0)
         file.write(_MAGIC + hashed.digest.hexdigest().encode() + b"\n")
 
@@ -60,10 +64,15 @@ class _Hashed:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.digest = hashlib.sha256()
+        self.failure: OSError | None = None
 
     def write(self, piece: bytes | memoryview) -> int:
         self.digest.update(piece)
-        return self.file.write(piece)
+        try:
+            return self.file.write(piece)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fp4repro.config import Training
 from fp4repro.data.batches import evenly
 from fp4repro.data.tokens import TokenData
+from fp4repro.errors import Fp4ReproError
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class HeldOut:
 
 def held_out(data: TokenData, settings: Training) -> HeldOut:
     """`validation_tokens` targets in windows spread evenly over the held-out text."""
+    if settings.validation_tokens >= len(data.validation):
+        raise Fp4ReproError(
+            f"training.validation_tokens asks for {settings.validation_tokens} tokens, but the held-out text "
+            f"has {len(data.validation)}: lower it or hold out more text"
+        )
     count = settings.validation_tokens // settings.context
     tokens, targets = evenly(data.validation, count, settings.context)
     nbytes = int(data.token_bytes[targets].sum())

@@ -122,4 +122,4 @@ onstart:
 wildcard_constraints:
     scale="|".join(SCALES),
     recipe="[^/]+",
-    seed="[0-9]+",
+    seed="0|[1-9][0-9]*",
