@@ -264,3 +264,11 @@ def test_the_quantiser_inside_a_compiled_function():
     x = torch.randn(32, 64)
     run = torch.compile(lambda t: fp4repro.fake_quantize(t, fp4repro.NVFP4), backend="eager")
     assert torch.equal(run(x), fp4repro.fake_quantize(x, fp4repro.NVFP4))
+
+
+def test_a_model_of_one_block():
+    model = Model(1)
+    report = fp4repro.convert(model, fp4repro.recipe("nvfp4"))
+    assert set(report.swapped) == {"blocks.0.up", "blocks.0.down"} and list(report.kept) == ["head"]
+    wrapped = fp4repro.convert(nn.Sequential(Model(8)), fp4repro.recipe("nvfp4"))
+    assert kept_blocks(wrapped, "0.blocks.") == {7} and "0.head" in wrapped.kept

@@ -105,7 +105,10 @@ def _lists_of_blocks(linears: dict[str, nn.Linear]) -> dict[str, int]:
         for prefix, index in _positions(name):
             shares.setdefault(prefix, Counter())[index] += 1
     # Where one entry holds most of the linears (a model beside its head), the list is no list of blocks.
-    return {p: max(c) + 1 for p, c in shares.items() if 2 * max(c.values()) <= c.total()}
+    blocks = {p: max(c) + 1 for p, c in shares.items() if 2 * max(c.values()) <= c.total()}
+    # A list of one entry is, where it holds no list of more: the blocks of a model with one block.
+    alone = {p: 1 for p, c in shares.items() if len(c) == 1 and not any(b.startswith(p) for b in blocks)}
+    return blocks | alone
 
 
 def _read_by_torch_itself(model: nn.Module) -> dict[str, str]:
