@@ -83,7 +83,9 @@ PROCESSES.set_forkserver_preload(["snakemake.cli", "snakemake.report", "pandas",
 def _snakemake(arguments: tuple, folder: Path, environment: dict) -> None:
     os.chdir(folder)
     os.environ.update(environment)
-    with open("output.txt", "w", encoding="utf-8") as output:
+    Path("output.txt").unlink(missing_ok=True)
+    # Appending, since the jobs of a run write to it side by side: else one may overwrite another's line.
+    with open("output.txt", "a", encoding="utf-8") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
     snakemake.cli.main(list(arguments))
