@@ -149,7 +149,8 @@ class _QuantLinear(torch.autograd.Function):
             return x.new_zeros(*x.shape[:-1], weight.shape[0])
         with torch.autocast(x.device.type, enabled=False):
             x_q, x_scale = plan.operand("x_fprop", rows, key)
-            w_q, w_scale = Slot.load(layer.quantised_weight("w_fprop"))
+            w = layer.quantised_weight("w_fprop")
+            w_q, w_scale = Slot.load(w)
             y = product(x_q, w_q.T, x_scale * w_scale, x.dtype, plan.accumulate("fprop"))  # (tokens, out)
             if training and ctx.needs_input_grad[1]:
                 kept = plan.store("x_wgrad", _whole_tokens(rows), key)
@@ -157,7 +158,8 @@ class _QuantLinear(torch.autograd.Function):
                 ctx.key = plan.backward_key(kept)
             if training and ctx.needs_input_grad[0]:
                 # dgrad must see this forward's weight even if the parameter is changed before it.
-                ctx.weight = layer.quantised_weight("w_dgrad")
+                shared = plan.weight_slot("w_dgrad") == "w_fprop"
+                ctx.weight = w if shared else layer.quantised_weight("w_dgrad")
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod

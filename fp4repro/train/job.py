@@ -20,10 +20,10 @@ from fp4repro.train.loop import Run
 
 def model_of(scale: Scale) -> ModelConfig:
     """The scale's model, with its overrides and the tokenizer's vocabulary."""
-    plain = dataclasses.asdict(ModelConfig.from_yaml(scale.model_path))
+    model = ModelConfig.from_yaml(scale.model_path)
     changes = scale.model_overrides | {"vocabulary": scale.tokenizer.vocabulary}
     try:
-        return ModelConfig.from_dict(plain | changes)
+        return model.replace(**changes)
     except Fp4ReproError as error:
         raise Fp4ReproError(
             f"model {scale.model} with the model_overrides of scale {scale.scale}: {error}"
