@@ -18,7 +18,7 @@ ALLOWED = {
     "export": {"core", "layers", "errors", "files"},
     "__init__": {"core", "recipes", "layers", "errors"},
     "optim": {"core", "errors"},
-    "models": {"errors"},
+    "models": {"errors", "files"},
     "config": {"models", "recipes", "errors"},
     "data": {"config", "errors", "files"},
     "report": {"config", "recipes", "errors", "files"},

@@ -16,6 +16,7 @@ from fp4repro.models.attention import Attention, rotate
 from fp4repro.models.ffn import FeedForward
 from fp4repro.models.loss import ROWS, mean_cross_entropy
 from fp4repro.models.mamba import Mamba2, causal_conv
+from fp4repro.models.nemotron_h import to_nemotron_h
 
 MODELS = Path(__file__).parents[1] / "configs" / "models"
 
@@ -301,38 +302,10 @@ def test_equals_nemotron_h_of_transformers():
     from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHForCausalLM
 
     c = HYBRID
-    kinds = {"M": "linear_attention", "-": "mlp", "*": "full_attention"}
-    theirs = NemotronHForCausalLM(
-        NemotronHConfig(
-            vocab_size=c.vocabulary,
-            hidden_size=c.width,
-            layers_block_type=[kinds[letter] for letter in c.pattern],
-            num_attention_heads=c.query_heads,
-            num_key_value_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            intermediate_size=c.ffn_width,
-            ssm_state_size=c.state,
-            mamba_num_heads=c.mamba_heads,
-            mamba_head_dim=c.mamba_head_dim,
-            n_groups=c.groups,
-            conv_kernel=c.conv,
-            chunk_size=c.chunk,
-            use_conv_bias=False,
-            layer_norm_epsilon=c.norm_eps,
-            time_step_min=1e-30,  # also its lower limit for dt, which Mamba-2 has not
-        )
-    ).eval()
     ours = HybridModel(c, generator=seeded())
-    renamed = {"conv_weight": "conv1d.weight", "norm_weight": "norm.weight"}
-    renamed |= {f"{name}.weight": f"{name}_proj.weight" for name in ("up", "down", *"qkvo")}
-    outside = {"embedding": "model.embeddings", "norm": "model.norm_f", "head": "lm_head"}
-    weights = {f"{name}.weight": getattr(ours, own).weight for own, name in outside.items()}
-    for i, block in enumerate(ours.blocks):
-        weights[f"model.layers.{i}.norm.weight"] = block.norm.weight
-        for name, parameter in block.mixer.named_parameters():
-            weights[f"model.layers.{i}.mixer.{renamed.get(name, name)}"] = parameter
-    shapes = {name: parameter.shape for name, parameter in theirs.named_parameters()}
-    theirs.load_state_dict({name: w.detach().reshape(shapes[name]) for name, w in weights.items()})
+    settings, weights = to_nemotron_h(c, ours.state_dict())
+    theirs = NemotronHForCausalLM(NemotronHConfig(**settings)).eval()
+    theirs.load_state_dict(weights)
     tokens = tokens_of(c)
     with torch.no_grad():
         found, expected = ours(tokens), theirs(input_ids=tokens).logits

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp4repro.models.config import ModelConfig
-from fp4repro.models.ssd import ssd_scan
+from fp4repro.models.scan import choose_scan
 
 A_RANGE = (1.0, 16.0)  # of -A
 DT_RANGE = (1e-3, 1e-1)
@@ -49,7 +49,7 @@ class Mamba2(nn.Module):
         z, xBC, dt = projected.split([c.mamba_inner, c.conv_channels, c.mamba_heads], dim=-1)
         xBC = F.silu(causal_conv(xBC, self.conv_weight))
         x, B, C = xBC.split([c.mamba_inner, c.groups * c.state, c.groups * c.state], dim=-1)
-        y = ssd_scan(
+        y = choose_scan(x.device.type).scan(
             x.view(batch, length, c.mamba_heads, c.mamba_head_dim),
             F.softplus(dt + self.dt_bias),
             -self.A_log.exp(),
