@@ -72,6 +72,16 @@ def test_profiles_rerun_for_settings_and_not_for_code():
         assert profile["rerun-incomplete"] is True, path
 
 
+def test_the_container_pins_what_the_project_asks_for():
+    """The image of torch is the pinned one; the GPU extra's packages are pinned within what it allows."""
+    text = (ROOT / "containers" / "Dockerfile").read_text()
+    (torch_pin,) = [r.specifier for r in REQUIRED if r.name == "torch"]
+    assert re.search(r"^FROM pytorch/pytorch:(\d+\.\d+\.\d+)-cuda", text, re.M).group(1) in torch_pin
+    for requirement in map(Requirement, PROJECT["optional-dependencies"]["gpu"]):
+        (version,) = re.findall(rf"{requirement.name}[^ ]*==([\d.]+)", text)
+        assert version in requirement.specifier, requirement
+
+
 def test_ci_runs_the_style_the_tests_and_the_pipeline():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
