@@ -36,19 +36,19 @@ ELEMENTS = [
         "ties away from zero",
         TIES,
         NEAREST,
-        ("return (a + c) - c", f"{STEP}; return torch.floor(a / g + 0.5) * g"),
+        ("return (a + c).sub_(c)", f"{STEP}; return torch.floor(a / g + 0.5) * g"),
     ),
     mutate(
         "ties towards zero",
         TIES,
         NEAREST,
-        ("return (a + c) - c", f"{STEP}; return torch.ceil(a / g - 0.5) * g"),
+        ("return (a + c).sub_(c)", f"{STEP}; return torch.ceil(a / g - 0.5) * g"),
     ),
     mutate(
         "carry into the next binade lost",
         GAUSS,
         NEAREST,
-        ("return (a + c) - c", "r = (a + c) - c; return torch.where((a < 2) & (r == 2), 1.5, r)"),
+        ("return (a + c).sub_(c)", "r = (a + c) - c; return torch.where((a < 2) & (r == 2), 1.5, r)"),
     ),
     mutate(
         "scaled values rounded to BF16 first",
@@ -60,7 +60,7 @@ ELEMENTS = [
         "elements above 6 not saturated",
         Check(DESCRIBED, ("scaleunderflow", ROW)),
         APPLY,
-        ("y.abs().clamp_max(fmt.element.max)", "y.abs()"),
+        ("y.abs().clamp_max_(fmt.element.max)", "y.abs()"),
     ),
     mutate(
         "signs of elements lost",
@@ -152,7 +152,7 @@ TENSOR_SCALE = [
         "tensor scale applied twice",
         Check(test_quantize.test_the_three_outputs_agree, (ROW, "nearest")),
         APPLY,
-        ("(q * s) * decode", "(q * s) * decode * decode"),
+        (".mul_(decode)", ".mul_(decode).mul_(decode)"),
     ),
     mutate(
         "6 x 256 in place of 6 x 448",

@@ -15,6 +15,7 @@ from torch.autograd.graph import increment_version, saved_tensors_hooks
 import fp4repro
 from fp4repro import NVFP4, KeepBF16, QuantLinear, RandomKey, fake_quantize
 from fp4repro.config import MODELS
+from fp4repro.core.compiled import without_compiler
 from fp4repro.layers.operands import Slot
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import adamw
@@ -53,7 +54,7 @@ def quantisers(x: Tensor) -> dict[str, Workload]:
     gradient = Slot.of(fp4repro.recipe(RECIPE), "dy_wgrad")
 
     def eager() -> Tensor:
-        with torch.compiler.set_stance("force_eager"):
+        with without_compiler():
             return fake_quantize(x, NVFP4)
 
     return {

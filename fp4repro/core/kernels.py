@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fp4repro.core.compiled import by_rows
 from fp4repro.core.formats import E2M1, FP32, FP32_MAX, BlockFormat, Minifloat
 from fp4repro.core.random import hash_index
 from fp4repro.core.rounding import ROUND, round_nearest, round_stochastic
@@ -31,10 +32,12 @@ def make_amax(rows: int, columns: int) -> Callable[[Tensor], Tensor]:
     """Block amax; rows and columns views keep the reduced axis, tiles reduce a matrix (R, C). A side
     of 0 is one that varies from tensor to tensor."""
 
+    @by_rows
     def amax_of_rows(x: Tensor) -> Tensor:
         x = x.view(x.shape[0], columns) if columns else x
         return x.float().abs().amax(-1, keepdim=True)  # (blocks, 1)
 
+    @by_rows
     def amax_of_columns(x: Tensor) -> Tensor:
         x = x.view(x.shape[0], rows, x.shape[2]) if rows else x
         return x.float().abs().amax(1, keepdim=True)  # (R/r, 1, C)
@@ -89,11 +92,12 @@ def make_apply(fmt: BlockFormat, output: str, bits: int, compare: bool) -> Calla
     (uint8, one an element). `bits`: random bits an element, 0 rounds to nearest. `compare`: see
     `rounding`."""
 
+    @by_rows
     def apply(x: Tensor, s: Tensor, e: Tensor, decode: Tensor, random: Tensor | None) -> Tensor:
         if not compare:  # tells the compiler that the last side is constant
             x = x.view(x.shape[0], LANES)
         y = x.float() * e
-        a = y.abs().clamp_max(fmt.element.max)
+        a = y.abs().clamp_max_(fmt.element.max)
         if bits:
             a = round_stochastic(a, fmt.element, random, bits, compare)
         else:
@@ -104,7 +108,7 @@ def make_apply(fmt: BlockFormat, output: str, bits: int, compare: bool) -> Calla
         q = torch.where(negative, -a, a)
         if output == "operand":
             return (q * s).to(torch.bfloat16)
-        return ((q * s) * decode).to(x.dtype)
+        return (q * s).mul_(decode).to(x.dtype)
 
     return apply
 
@@ -151,6 +155,7 @@ def decode_elements(codes: Tensor, element: Minifloat, compare: bool = False) ->
 def make_decode(fmt: BlockFormat, output: torch.dtype, tensor_level: bool, compare: bool) -> Callable:
     """codes, s, tensor decode scale -> q s, or (q s) decode where `tensor_level`, as `output`."""
 
+    @by_rows
     def decode(codes: Tensor, s: Tensor, tensor_decode: Tensor) -> Tensor:
         if not compare:
             codes = codes.view(codes.shape[0], LANES)
@@ -170,6 +175,7 @@ def make_decode_pairs() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         a = torch.maximum(torch.maximum(c * 0.5, c - 2.0), c * 2.0 - 8.0)  # 0 to 3, 4 and 5, 6 and 7
         return (a * s).view(torch.int32) | (code & 8) << 28
 
+    @by_rows
     def decode(packed: Tensor, s_even: Tensor, s_odd: Tensor) -> Tensor:
         word = packed.to(torch.int32)
         return half(word & 15, s_even) >> 16 & 0xFFFF | half(word >> 4, s_odd) & -0x10000
@@ -178,6 +184,7 @@ def make_decode_pairs() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def make_pack() -> Callable[[Tensor], Tensor]:
+    @by_rows
     def pack(words: Tensor) -> Tensor:
         """Two 4-bit codes, seen as the bytes of an int16, into one byte: the first one low."""
         return (words | words >> 4).to(torch.uint8)
@@ -186,6 +193,7 @@ def make_pack() -> Callable[[Tensor], Tensor]:
 
 
 def make_unpack() -> Callable[[Tensor], Tensor]:
+    @by_rows
     def unpack(packed: Tensor) -> Tensor:
         """The inverse of `pack`: int16 whose bytes are the two codes."""
         wide = packed.to(torch.int16)
@@ -199,6 +207,7 @@ def make_error(fmt: BlockFormat, compare: bool) -> Callable[..., Tensor]:
     16 lanes or the rows of the view; pairwise in a fixed order, so that a choice that rests on it is
     the same compiled or not."""
 
+    @by_rows
     def error(x: Tensor, s: Tensor, e: Tensor, encode: Tensor) -> Tensor:
         if not compare:
             x = x.view(x.shape[0], LANES)
