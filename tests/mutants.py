@@ -26,6 +26,7 @@ STREAMS = Check(training.test_B2_a_real_pass_uses_every_stream_once)
 ROLES = Check(training.test_B4_stochastic_rounding_of_dy_alone_and_switched_by_the_recipe)
 
 NEAREST, SCALES, APPLY = "core.rounding:round_nearest", "core.kernels:make_scales", "core.kernels:make_apply"
+ROUNDED = "core.kernels:rounded"
 STEP = "g = c * 2.0 ** (fmt.mantissa_bits - 23)"
 UNPACKED = "wide & 0xF | (wide & 0xF0) << 4"
 EXCHANGED = '{"x_fprop": "w_fprop", "w_fprop": "x_fprop"}.get(name, name)'
@@ -53,13 +54,13 @@ ELEMENTS = [
     mutate(
         "scaled values rounded to BF16 first",
         TIES,
-        APPLY,
-        ("y = x.float() * e", "y = (x.float() * e).bfloat16().float()"),
+        ROUNDED,
+        ("y = x * e", "y = (x * e).bfloat16().float()"),
     ),
     mutate(
         "elements above 6 not saturated",
         Check(DESCRIBED, ("scaleunderflow", ROW)),
-        APPLY,
+        ROUNDED,
         ("y.abs().clamp_max_(fmt.element.max)", "y.abs()"),
     ),
     mutate(
@@ -71,8 +72,8 @@ ELEMENTS = [
     mutate(
         "sign of zero from the sign bit",
         Check(DESCRIBED, ("zeroblock", ROW)),
-        APPLY,
-        ("negative = y < 0", "negative = torch.signbit(y)"),
+        ROUNDED,
+        ("return a, y < 0", "return a, torch.signbit(y)"),
     ),
     mutate(
         "amax without the magnitude",

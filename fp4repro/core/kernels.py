@@ -11,8 +11,8 @@ anew for every element. A matrix (R, C) comes in one of these views, made by the
 inside would cost inductor its vectors.
 
     rows     1 x c     (R C / c, c) for amax; (R C / 16, 16) for apply, each scale repeated
-    columns  r x 1     (R / r, r, C)
-    tiles    r x c     (R, C) for amax; as rows for apply
+    columns  r x 1     (R / r, r, C); see also `pairs`
+    tiles    r x c     (R, C) for amax; as rows for apply, FP32 in 16 x 16 as (R / 16, 16, C / 16, 16)
 """
 
 from collections.abc import Callable
@@ -87,6 +87,19 @@ def make_scales(fmt: BlockFormat) -> Callable[[Tensor, Tensor], tuple[Tensor, Te
     return scales
 
 
+def rounded(
+    x: Tensor, e: Tensor, random: Tensor | None, fmt: BlockFormat, bits: int, compare: bool
+) -> tuple[Tensor, Tensor]:
+    """FP32 x -> (magnitude of round(x e) on the element's grid, whether it is negative)."""
+    y = x * e
+    a = y.abs().clamp_max_(fmt.element.max)
+    if bits:
+        a = round_stochastic(a, fmt.element, random, bits, compare)
+    else:
+        a = round_nearest(a, fmt.element, compare)
+    return a, y < 0  # not the sign bit: an input of -0.0 gets code 0, as in the reference
+
+
 def make_apply(fmt: BlockFormat, output: str, bits: int, compare: bool) -> Callable[..., Tensor]:
     """The last pass. `output`: "operand" (BF16 q s), "fake" ((q s) decode in x's dtype), "codes"
     (uint8, one an element). `bits`: random bits an element, 0 rounds to nearest. `compare`: see
@@ -95,14 +108,8 @@ def make_apply(fmt: BlockFormat, output: str, bits: int, compare: bool) -> Calla
     @by_rows
     def apply(x: Tensor, s: Tensor, e: Tensor, decode: Tensor, random: Tensor | None) -> Tensor:
         if not compare:  # tells the compiler that the last side is constant
-            x = x.view(x.shape[0], LANES)
-        y = x.float() * e
-        a = y.abs().clamp_max_(fmt.element.max)
-        if bits:
-            a = round_stochastic(a, fmt.element, random, bits, compare)
-        else:
-            a = round_nearest(a, fmt.element, compare)
-        negative = y < 0  # not the sign bit: an input of -0.0 gets code 0, as in the reference
+            x = x.view(*x.shape[:-1], LANES)
+        a, negative = rounded(x.float(), e, random, fmt, bits, compare)
         if output == "codes":
             return encode_elements(a, negative, fmt.element, compare)
         q = torch.where(negative, -a, a)
@@ -125,8 +132,7 @@ def encode_elements(a: Tensor, negative: Tensor | None, element: Minifloat, comp
     """Codes (uint8) of magnitudes on an element's grid: sign bit above exponent above mantissa."""
     sign_bit = 1 << element.bits - 1
     if compare and element is E2M1:
-        upper = torch.where(a < 4.0, a + 2.0, a * 0.5 + 4.0)
-        code = torch.where(a < 2.0, a * 2.0, upper)
+        code = torch.minimum(torch.minimum(a * 2.0, a + 2.0), a * 0.5 + 4.0)  # to 2, to 4, to 6
         return (code + torch.where(negative, float(sign_bit), 0.0)).to(torch.uint8)
     offset = element.emin + 126 << element.mantissa_bits  # exponent field 1 is the smallest normal
     normal = (a.view(torch.int32) >> 23 - element.mantissa_bits) - offset
@@ -161,24 +167,6 @@ def make_decode(fmt: BlockFormat, output: torch.dtype, tensor_level: bool, compa
             codes = codes.view(codes.shape[0], LANES)
         values = decode_elements(codes, fmt.element, compare) * s
         return (values * tensor_decode if tensor_level else values).to(output)
-
-    return decode
-
-
-def make_decode_pairs() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Two E2M1 codes a byte straight to two BF16 values an int32: packed (R/r, r, C/2), scales of even
-    and of odd columns (R/r, 1, C/2) -> code times scale, whose BF16 is the upper half of its FP32.
-    Columns only: an eighth of the time of unpacking and decoding, which do not vectorise there."""
-
-    def half(code: Tensor, s: Tensor) -> Tensor:
-        c = (code & 7).to(torch.float32)
-        a = torch.maximum(torch.maximum(c * 0.5, c - 2.0), c * 2.0 - 8.0)  # 0 to 3, 4 and 5, 6 and 7
-        return (a * s).view(torch.int32) | (code & 8) << 28
-
-    @by_rows
-    def decode(packed: Tensor, s_even: Tensor, s_odd: Tensor) -> Tensor:
-        word = packed.to(torch.int32)
-        return half(word & 15, s_even) >> 16 & 0xFFFF | half(word >> 4, s_odd) & -0x10000
 
     return decode
 
