@@ -50,6 +50,9 @@ def functions(request):
         run, why_not[name] = rival(name, x)
         if run is not None:
             found[name] = run
+    gpu = workloads.on_gpu(x)
+    why_not |= {} if gpu else dict.fromkeys((workloads.GPU_AMAX, workloads.GPU_APPLY), "no CUDA device")
+    found |= gpu
     return found, why_not, core.conditions(sizes, THREADS, ROUNDS)
 
 
