@@ -16,7 +16,7 @@ from fp4repro.core import kernels
 from fp4repro.core.blocks import Blocks
 from fp4repro.core.compiled import compiled
 from fp4repro.core.formats import E2M1, BlockFormat
-from fp4repro.core.pairs import halves, make_apply_pairs
+from fp4repro.core.pairs import halves, make_codes_of_pairs
 from fp4repro.core.random import RandomKey, fields_of, words_needed
 from fp4repro.core.tensor import QuantizedTensor, kernel_format, pack, store_scales
 from fp4repro.errors import Fp4ReproError
@@ -56,11 +56,8 @@ class Prepared:
             random = _noise(x, key, bits)
         used = bits if random is not None else 0
         fmt = kernel_format(self.format)
-        if output != "fake" and used in (0, 8) and self.in_pairs:
-            pairs = None if random is None else random.view(torch.int16)
-            run = compiled(make_apply_pairs, fmt, output, used)
-            values = run(x.view(torch.int32), *halves(s), *halves(e), pairs)
-            return values if output == "codes" else values.view(torch.bfloat16)
+        if output == "codes" and not used and self.in_pairs:
+            return compiled(make_codes_of_pairs, fmt)(x.view(torch.int32), *halves(e))
         return compiled(kernels.make_apply, fmt, output, used, self.blocks.compare)(
             x, s, e, self.decode, random
         )
