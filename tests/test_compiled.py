@@ -159,6 +159,15 @@ def test_denormals_survive_in_this_thread_and_in_kernels(compiler):
     assert not torch.equal(fake_quantize(x, NVFP4), fake_quantize(flushed, NVFP4))
 
 
+def test_pairs_of_columns_equal_single_columns(compiler):
+    """BF16 is stored two columns at a time, the same values in FP32 one at a time."""
+    for x in hard_inputs():
+        x = torch.from_numpy(x).clamp(-3e38, 3e38).bfloat16()
+        pairs, single = quantize(x, COLUMNS), quantize(x.float(), COLUMNS)
+        assert torch.equal(pairs.codes, single.codes)
+        assert torch.equal(pairs.scales.view(torch.uint8), single.scales.view(torch.uint8))
+
+
 @pytest.mark.slow
 def test_threads_do_not_matter_compiled(compiler):
     x = torch.from_numpy(cases.normal(3, (512, 512)))
