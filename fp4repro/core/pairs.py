@@ -1,4 +1,4 @@
-"""E2M1 in upright blocks, two columns at a time: stored in three quarters of the time of one at a time.
+"""E2M1 in upright blocks, two columns at a time, which stores them in less time than one at a time.
 
 In long rows inductor converts BF16 and bytes to FP32 lane by lane. Two neighbouring BF16 values seen as
 one int32 need no conversion, since a BF16 is the upper half of an FP32: a shift and a mask take them
