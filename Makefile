@@ -1,11 +1,12 @@
 # make         the environment, then every experiment at laptop scale: tables, figures, a report
 # make smoke   the same, tiny, in minutes; make SCALE=overnight: the same at any scale of configs/scales
 # make test    the tests; ARGS goes to pytest: make test ARGS="-k stats"
+# make bench   the core's speed: fails where a ratio got worse than tests/bench_core.json; not a test
 # make env     only the environment, in .venv; make clean removes it and what tools left behind
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := main
-.PHONY: main smoke test env clean
+.PHONY: main smoke test bench env clean
 
 SCALE ?= laptop
 # The interpreter below an active virtual environment, which may be the .venv to be made again.
@@ -34,6 +35,11 @@ smoke: main
 
 test: env
 	@.venv/bin/python -m pytest $(ARGS)
+
+bench: env
+	@mkdir -p results/bench
+	@.venv/bin/python -m pytest -q tests/bench_core.py --benchmark-only \
+	  --benchmark-json=results/bench/core.json $(ARGS)
 
 env: .venv/installed
 

@@ -10,6 +10,7 @@ from eagerly import run_eagerly
 
 def pytest_addoption(parser):
     parser.addoption("--bench-size", type=int, default=4096, help="sides of the matrix of bench_core.py")
+    parser.addoption("--bench-record", action="store_true", help="write tests/bench_core.json anew")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -26,6 +26,7 @@ STREAMS = Check(training.test_B2_a_real_pass_uses_every_stream_once)
 ROLES = Check(training.test_B4_stochastic_rounding_of_dy_alone_and_switched_by_the_recipe)
 
 NEAREST, SCALES, APPLY = "core.rounding:round_nearest", "core.kernels:make_scales", "core.kernels:make_apply"
+ROUNDED = "core.kernels:rounded"
 STEP = "g = c * 2.0 ** (fmt.mantissa_bits - 23)"
 UNPACKED = "wide & 0xF | (wide & 0xF0) << 4"
 EXCHANGED = '{"x_fprop": "w_fprop", "w_fprop": "x_fprop"}.get(name, name)'
@@ -36,31 +37,31 @@ ELEMENTS = [
         "ties away from zero",
         TIES,
         NEAREST,
-        ("return (a + c) - c", f"{STEP}; return torch.floor(a / g + 0.5) * g"),
+        ("return (a + c).sub_(c)", f"{STEP}; return torch.floor(a / g + 0.5) * g"),
     ),
     mutate(
         "ties towards zero",
         TIES,
         NEAREST,
-        ("return (a + c) - c", f"{STEP}; return torch.ceil(a / g - 0.5) * g"),
+        ("return (a + c).sub_(c)", f"{STEP}; return torch.ceil(a / g - 0.5) * g"),
     ),
     mutate(
         "carry into the next binade lost",
         GAUSS,
         NEAREST,
-        ("return (a + c) - c", "r = (a + c) - c; return torch.where((a < 2) & (r == 2), 1.5, r)"),
+        ("return (a + c).sub_(c)", "r = (a + c) - c; return torch.where((a < 2) & (r == 2), 1.5, r)"),
     ),
     mutate(
         "scaled values rounded to BF16 first",
         TIES,
-        APPLY,
-        ("y = x.float() * e", "y = (x.float() * e).bfloat16().float()"),
+        ROUNDED,
+        ("y = x * e", "y = (x * e).bfloat16().float()"),
     ),
     mutate(
         "elements above 6 not saturated",
         Check(DESCRIBED, ("scaleunderflow", ROW)),
-        APPLY,
-        ("y.abs().clamp_max(fmt.element.max)", "y.abs()"),
+        ROUNDED,
+        ("y.abs().clamp_max_(fmt.element.max)", "y.abs()"),
     ),
     mutate(
         "signs of elements lost",
@@ -71,8 +72,8 @@ ELEMENTS = [
     mutate(
         "sign of zero from the sign bit",
         Check(DESCRIBED, ("zeroblock", ROW)),
-        APPLY,
-        ("negative = y < 0", "negative = torch.signbit(y)"),
+        ROUNDED,
+        ("return a, y < 0", "return a, torch.signbit(y)"),
     ),
     mutate(
         "amax without the magnitude",
@@ -152,7 +153,7 @@ TENSOR_SCALE = [
         "tensor scale applied twice",
         Check(test_quantize.test_the_three_outputs_agree, (ROW, "nearest")),
         APPLY,
-        ("(q * s) * decode", "(q * s) * decode * decode"),
+        (".mul_(decode)", ".mul_(decode).mul_(decode)"),
     ),
     mutate(
         "6 x 256 in place of 6 x 448",

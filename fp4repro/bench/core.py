@@ -17,6 +17,9 @@ from fp4repro.bench.timing import HIGH, LOW, Ratio, Timing, interleaved, ratio
 from fp4repro.bench.workloads import (
     CLONE,
     COPY,
+    GPU_AMAX,
+    GPU_APPLY,
+    GPU_COPY,
     LINEAR_BF16,
     LINEAR_NVFP4,
     NEAREST,
@@ -25,6 +28,7 @@ from fp4repro.bench.workloads import (
     Sizes,
     generator,
     linears,
+    on_gpu,
     quantisers,
     saved_bytes,
     training_steps,
@@ -38,6 +42,10 @@ UNIT = "x"
 TO_COPY, TO_BF16, TO_OURS = "ratio_to_copy", "ratio_to_bf16", "ratio_to_fake_quantize"
 SAVED = "saved_bytes_ratio_to_bf16"
 
+# A pass takes at least its bytes' share of a copy's time, which moves 8 an element: amax reads 4 and
+# writes 4 a block, apply moves 8 and reads 8 a block. Beyond 1 / 0.8 of it a fifth of the bandwidth is
+# unused, and a kernel by hand would be worth writing.
+AMAX_LIMIT, APPLY_LIMIT = (4 + 4 / 16) / 8, (8 + 8 / 16) / 8
 TOUCHED = 8  # times the matrix's bytes
 
 
@@ -82,6 +90,20 @@ BARS = (
     Bar(STEP_NVFP4, "tiny hybrid, training step, whole recipe", STEP_BF16, TO_BF16, 1.5),
     Bar("saved-for-backward", "memory that a linear saves for backward", "", SAVED, 0.30, limit=0.28),
     *(
+        Bar(
+            name,
+            f"GPU: {what}; the bound uses 80 % of a copy's bandwidth",
+            GPU_COPY,
+            TO_COPY,
+            bound,
+            limit=limit,
+        )
+        for name, what, bound, limit in (
+            (GPU_AMAX, "amax pass of 1x16", 0.66, AMAX_LIMIT),
+            (GPU_APPLY, "apply pass of 1x16", 1.33, APPLY_LIMIT),
+        )
+    ),
+    *(
         Bar(name, f"{name}, compiled, against fake_quantize 1x16", NEAREST, TO_OURS, bound, at_least=True)
         for name, bound in (("compressed-tensors", 4.0), ("torchao", 10.0))
     ),
@@ -113,8 +135,10 @@ def measure(sizes: Sizes, rounds: int, rivals: Sequence[str] = tuple(RIVALS)) ->
         run, missing[name] = rival(name, x) if name in rivals else (None, f"{name} was not asked for")
         if run is not None:
             group[name] = run
+    gpu = on_gpu(x)
+    missing |= {} if gpu else dict.fromkeys((GPU_AMAX, GPU_APPLY), "no CUDA device")
     timings: dict[str, Timing] = {}
-    for functions in (group, linears(sizes), training_steps(sizes)):
+    for functions in (group, gpu, linears(sizes), training_steps(sizes)):
         timings |= interleaved(functions, rounds)
     return [_of_bar(bar, timings, missing, sizes) for bar in BARS]
 

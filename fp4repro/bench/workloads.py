@@ -15,6 +15,9 @@ from torch.autograd.graph import increment_version, saved_tensors_hooks
 import fp4repro
 from fp4repro import NVFP4, KeepBF16, QuantLinear, RandomKey, fake_quantize
 from fp4repro.config import MODELS
+from fp4repro.core.compiled import compiled, without_compiler
+from fp4repro.core.kernels import make_amax
+from fp4repro.core.quantize import prepare
 from fp4repro.layers.operands import Slot
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import adamw
@@ -25,6 +28,8 @@ COPY, CLONE = "copy", "clone"
 NEAREST = "fake-quantize-1x16-nearest"
 LINEAR_BF16, LINEAR_NVFP4 = "linear-bf16", "linear-nvfp4"
 STEP_BF16, STEP_NVFP4 = "training-step-bf16", "training-step-nvfp4"
+
+GPU_COPY, GPU_AMAX, GPU_APPLY = "gpu-copy", "gpu-amax-pass", "gpu-apply-pass"
 
 SEED = 0
 RECIPE = "nvfp4"
@@ -53,7 +58,7 @@ def quantisers(x: Tensor) -> dict[str, Workload]:
     gradient = Slot.of(fp4repro.recipe(RECIPE), "dy_wgrad")
 
     def eager() -> Tensor:
-        with torch.compiler.set_stance("force_eager"):
+        with without_compiler():
             return fake_quantize(x, NVFP4)
 
     return {
@@ -64,6 +69,24 @@ def quantisers(x: Tensor) -> dict[str, Workload]:
         "fake-quantize-1x16-stochastic": lambda: fake_quantize(x, NVFP4, "stochastic", key),
         "hadamard-tokens-stochastic": lambda: gradient.operand(x, key),
         "fake-quantize-eager": eager,
+    }
+
+
+def on_gpu(x: Tensor) -> dict[str, Workload]:
+    """The two large passes of nearest 1x16 beside a copy on a CUDA device; nothing where there is none."""
+    if not torch.cuda.is_available():
+        return {}
+    there = x.cuda()
+    kept, prepared = torch.empty_like(there), prepare(there, NVFP4)
+    view = prepared.blocks.for_amax(prepared.matrix)
+
+    def waited(run: Workload) -> Workload:
+        return lambda: (run(), torch.cuda.synchronize())
+
+    return {
+        GPU_COPY: waited(lambda: kept.copy_(there)),
+        GPU_AMAX: waited(lambda: compiled(make_amax, *NVFP4.block)(view)),
+        GPU_APPLY: waited(lambda: prepared.apply("fake", "nearest", None, 0)),
     }
 
 

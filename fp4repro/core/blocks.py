@@ -97,6 +97,14 @@ class Blocks:
             return _view(matrix, -1, self.rows, matrix.shape[1])  # (R/r, r, C)
         return _view(matrix, -1, LANES)  # (R C / 16, 16)
 
+    def view_with_scales(self, matrix: Tensor, *scales: Tensor) -> tuple[Tensor, ...]:
+        """For apply: the matrix and its scales. Tiles of FP32 keep their scales as they are, one for 256
+        lanes; in BF16, whose four axes do not vectorise, they are spread like those of longer rows."""
+        if self.rows > 1 and self.columns == LANES and matrix.dtype == torch.float32:
+            tiles = _view(matrix, -1, self.rows, matrix.shape[1] // LANES, LANES)
+            return tiles, *(s.view(tiles.shape[0], 1, tiles.shape[2], 1) for s in scales)
+        return self.view(matrix), *(self.spread(s) for s in scales)
+
     def spread(self, s: Tensor) -> Tensor:
         """Scales from the shape of `for_amax`'s blocks to that of `view`: one for each 16 lanes."""
         if self.compare:

@@ -11,8 +11,8 @@ anew for every element. A matrix (R, C) comes in one of these views, made by the
 inside would cost inductor its vectors.
 
     rows     1 x c     (R C / c, c) for amax; (R C / 16, 16) for apply, each scale repeated
-    columns  r x 1     (R / r, r, C)
-    tiles    r x c     (R, C) for amax; as rows for apply
+    columns  r x 1     (R / r, r, C); see also `pairs`
+    tiles    r x c     (R, C) for amax; as rows for apply, FP32 in 16 x 16 as (R / 16, 16, C / 16, 16)
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fp4repro.core.compiled import by_rows
 from fp4repro.core.formats import E2M1, FP32, FP32_MAX, BlockFormat, Minifloat
 from fp4repro.core.random import hash_index
 from fp4repro.core.rounding import ROUND, round_nearest, round_stochastic
@@ -31,10 +32,12 @@ def make_amax(rows: int, columns: int) -> Callable[[Tensor], Tensor]:
     """Block amax; rows and columns views keep the reduced axis, tiles reduce a matrix (R, C). A side
     of 0 is one that varies from tensor to tensor."""
 
+    @by_rows
     def amax_of_rows(x: Tensor) -> Tensor:
         x = x.view(x.shape[0], columns) if columns else x
         return x.float().abs().amax(-1, keepdim=True)  # (blocks, 1)
 
+    @by_rows
     def amax_of_columns(x: Tensor) -> Tensor:
         x = x.view(x.shape[0], rows, x.shape[2]) if rows else x
         return x.float().abs().amax(1, keepdim=True)  # (R/r, 1, C)
@@ -84,27 +87,35 @@ def make_scales(fmt: BlockFormat) -> Callable[[Tensor, Tensor], tuple[Tensor, Te
     return scales
 
 
+def rounded(
+    x: Tensor, e: Tensor, random: Tensor | None, fmt: BlockFormat, bits: int, compare: bool
+) -> tuple[Tensor, Tensor]:
+    """FP32 x -> (magnitude of round(x e) on the element's grid, whether it is negative)."""
+    y = x * e
+    a = y.abs().clamp_max_(fmt.element.max)
+    if bits:
+        a = round_stochastic(a, fmt.element, random, bits, compare)
+    else:
+        a = round_nearest(a, fmt.element, compare)
+    return a, y < 0  # not the sign bit: an input of -0.0 gets code 0, as in the reference
+
+
 def make_apply(fmt: BlockFormat, output: str, bits: int, compare: bool) -> Callable[..., Tensor]:
     """The last pass. `output`: "operand" (BF16 q s), "fake" ((q s) decode in x's dtype), "codes"
     (uint8, one an element). `bits`: random bits an element, 0 rounds to nearest. `compare`: see
     `rounding`."""
 
+    @by_rows
     def apply(x: Tensor, s: Tensor, e: Tensor, decode: Tensor, random: Tensor | None) -> Tensor:
         if not compare:  # tells the compiler that the last side is constant
-            x = x.view(x.shape[0], LANES)
-        y = x.float() * e
-        a = y.abs().clamp_max(fmt.element.max)
-        if bits:
-            a = round_stochastic(a, fmt.element, random, bits, compare)
-        else:
-            a = round_nearest(a, fmt.element, compare)
-        negative = y < 0  # not the sign bit: an input of -0.0 gets code 0, as in the reference
+            x = x.view(*x.shape[:-1], LANES)
+        a, negative = rounded(x.float(), e, random, fmt, bits, compare)
         if output == "codes":
             return encode_elements(a, negative, fmt.element, compare)
         q = torch.where(negative, -a, a)
         if output == "operand":
             return (q * s).to(torch.bfloat16)
-        return ((q * s) * decode).to(x.dtype)
+        return (q * s).mul_(decode).to(x.dtype)
 
     return apply
 
@@ -121,8 +132,7 @@ def encode_elements(a: Tensor, negative: Tensor | None, element: Minifloat, comp
     """Codes (uint8) of magnitudes on an element's grid: sign bit above exponent above mantissa."""
     sign_bit = 1 << element.bits - 1
     if compare and element is E2M1:
-        upper = torch.where(a < 4.0, a + 2.0, a * 0.5 + 4.0)
-        code = torch.where(a < 2.0, a * 2.0, upper)
+        code = torch.minimum(torch.minimum(a * 2.0, a + 2.0), a * 0.5 + 4.0)  # to 2, to 4, to 6
         return (code + torch.where(negative, float(sign_bit), 0.0)).to(torch.uint8)
     offset = element.emin + 126 << element.mantissa_bits  # exponent field 1 is the smallest normal
     normal = (a.view(torch.int32) >> 23 - element.mantissa_bits) - offset
@@ -151,6 +161,7 @@ def decode_elements(codes: Tensor, element: Minifloat, compare: bool = False) ->
 def make_decode(fmt: BlockFormat, output: torch.dtype, tensor_level: bool, compare: bool) -> Callable:
     """codes, s, tensor decode scale -> q s, or (q s) decode where `tensor_level`, as `output`."""
 
+    @by_rows
     def decode(codes: Tensor, s: Tensor, tensor_decode: Tensor) -> Tensor:
         if not compare:
             codes = codes.view(codes.shape[0], LANES)
@@ -160,24 +171,8 @@ def make_decode(fmt: BlockFormat, output: torch.dtype, tensor_level: bool, compa
     return decode
 
 
-def make_decode_pairs() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Two E2M1 codes a byte straight to two BF16 values an int32: packed (R/r, r, C/2), scales of even
-    and of odd columns (R/r, 1, C/2) -> code times scale, whose BF16 is the upper half of its FP32.
-    Columns only: an eighth of the time of unpacking and decoding, which do not vectorise there."""
-
-    def half(code: Tensor, s: Tensor) -> Tensor:
-        c = (code & 7).to(torch.float32)
-        a = torch.maximum(torch.maximum(c * 0.5, c - 2.0), c * 2.0 - 8.0)  # 0 to 3, 4 and 5, 6 and 7
-        return (a * s).view(torch.int32) | (code & 8) << 28
-
-    def decode(packed: Tensor, s_even: Tensor, s_odd: Tensor) -> Tensor:
-        word = packed.to(torch.int32)
-        return half(word & 15, s_even) >> 16 & 0xFFFF | half(word >> 4, s_odd) & -0x10000
-
-    return decode
-
-
 def make_pack() -> Callable[[Tensor], Tensor]:
+    @by_rows
     def pack(words: Tensor) -> Tensor:
         """Two 4-bit codes, seen as the bytes of an int16, into one byte: the first one low."""
         return (words | words >> 4).to(torch.uint8)
@@ -186,6 +181,7 @@ def make_pack() -> Callable[[Tensor], Tensor]:
 
 
 def make_unpack() -> Callable[[Tensor], Tensor]:
+    @by_rows
     def unpack(packed: Tensor) -> Tensor:
         """The inverse of `pack`: int16 whose bytes are the two codes."""
         wide = packed.to(torch.int16)
@@ -199,6 +195,7 @@ def make_error(fmt: BlockFormat, compare: bool) -> Callable[..., Tensor]:
     16 lanes or the rows of the view; pairwise in a fixed order, so that a choice that rests on it is
     the same compiled or not."""
 
+    @by_rows
     def error(x: Tensor, s: Tensor, e: Tensor, encode: Tensor) -> Tensor:
         if not compare:
             x = x.view(x.shape[0], LANES)

@@ -15,7 +15,8 @@ from torch import Tensor
 from fp4repro.core import kernels
 from fp4repro.core.blocks import Blocks
 from fp4repro.core.compiled import compiled
-from fp4repro.core.formats import BlockFormat
+from fp4repro.core.formats import E2M1, BlockFormat
+from fp4repro.core.pairs import halves, make_codes_of_pairs
 from fp4repro.core.random import RandomKey, fields_of, words_needed
 from fp4repro.core.tensor import QuantizedTensor, kernel_format, pack, store_scales
 from fp4repro.errors import Fp4ReproError
@@ -40,21 +41,36 @@ class Prepared:
     e: Tensor  # element multipliers, likewise
     decode: Tensor  # the tensor's decode scale, float32 scalar
 
+    @property
+    def in_pairs(self) -> bool:
+        """Whether two columns can go through the last pass as one: see `pairs`."""
+        m = self.matrix
+        aligned = m.dtype == torch.bfloat16 and m.shape[1] % 2 == 0 and m.storage_offset() % 2 == 0
+        return aligned and self.blocks.compare and self.format.element is E2M1 and self.format.exact_in_bf16
+
     def apply(self, output: str, rounding: Rounding, key: RandomKey | None, bits: int) -> Tensor:
-        """The kernel's `output` in the matrix's padded shape."""
-        x = self.blocks.view(self.matrix)
+        """The kernel's `output` in the matrix's padded shape; codes of pairs come packed."""
+        x, s, e = self.blocks.view_with_scales(self.matrix, self.s, self.e)
         random = None
         if rounding == "stochastic":
             random = _noise(x, key, bits)
         used = bits if random is not None else 0
-        run = compiled(kernels.make_apply, kernel_format(self.format), output, used, self.blocks.compare)
-        return run(x, self.blocks.spread(self.s), self.blocks.spread(self.e), self.decode, random)
+        fmt = kernel_format(self.format)
+        if output == "codes" and not used and self.in_pairs:
+            return compiled(make_codes_of_pairs, fmt)(x.view(torch.int32), *halves(e))
+        return compiled(kernels.make_apply, fmt, output, used, self.blocks.compare)(
+            x, s, e, self.decode, random
+        )
 
     def store(self, rounding: Rounding, key: RandomKey | None, bits: int) -> QuantizedTensor:
         """Packed codes and scales."""
-        codes = self.blocks.restore(self.apply("codes", rounding, key, bits))
+        codes, shape = self.apply("codes", rounding, key, bits), self.blocks.shape
+        if codes.numel() < self.matrix.numel():
+            codes = codes.view(*shape[:-1], -1)
+        else:
+            codes = pack(self.blocks.restore(codes), self.format)
         scales = store_scales(self.blocks.store(self.s), self.format)
-        stored = QuantizedTensor(pack(codes, self.format), scales, self.amax, self.format, self.blocks.shape)
+        stored = QuantizedTensor(codes, scales, self.amax, self.format, shape)
         return stored.with_tensor_scale(self.decode)
 
 

@@ -25,8 +25,8 @@ def _binade(a: Tensor, fmt: Minifloat, times: float, compare: bool) -> Tensor:
     """`times` (a power of two) times max(2**floor(log2 a), smallest normal), elementwise."""
     if compare and fmt is E2M1:
         return torch.where(a < 2.0, times, torch.where(a < 4.0, 2.0 * times, 4.0 * times))
-    field = (a.view(torch.int32) & EXPONENT).clamp_min(fmt.emin + 127 << 23)
-    return (field + (int(math.log2(times)) << 23)).view(torch.float32)
+    field = (a.view(torch.int32) & EXPONENT).clamp_min_(fmt.emin + 127 << 23)
+    return field.add_(int(math.log2(times)) << 23).view(torch.float32)
 
 
 def _floor(t: Tensor, fmt: Minifloat, compare: bool) -> Tensor:
@@ -47,7 +47,7 @@ def round_nearest(a: Tensor, fmt: Minifloat, compare: bool = False) -> Tensor:
     if fmt.mantissa_bits == 0:  # powers of two: the adder's trick would overflow near 2**127
         return _power_of_two(a, 0x400000, fmt)
     c = _binade(a, fmt, 2.0 ** (23 - fmt.mantissa_bits), compare)
-    return (a + c) - c
+    return (a + c).sub_(c)
 
 
 def round_down(a: Tensor, fmt: Minifloat) -> Tensor:

@@ -16,6 +16,7 @@ from fp4repro.core import kernels
 from fp4repro.core.blocks import Blocks
 from fp4repro.core.compiled import compiled
 from fp4repro.core.formats import E2M1, E4M3, E5M2, FP32, UE8M0, BlockFormat
+from fp4repro.core.pairs import halves, make_decode_pairs
 from fp4repro.errors import Fp4ReproError
 
 _SCALE_DTYPES = {
@@ -72,23 +73,27 @@ class QuantizedTensor:
                 f"{self.format.name}: code times scale does not fit BF16; use dequantize(torch.float32)"
             )
         blocks = Blocks.of(self.shape, self.format)
-        if self.format.element is E2M1 and blocks.compare and blocks.padded == (blocks.high, blocks.wide):
-            return self._operand_of_columns(blocks)
-        return self._decode(torch.bfloat16, tensor_level=False)
+        whole = blocks.padded == (blocks.high, blocks.wide)
+        if self.format.element is E2M1 and blocks.rows > 1 and not blocks.whole and whole:
+            return self._operand_in_pairs(blocks)
+        return self._decode(blocks, torch.bfloat16, tensor_level=False)
 
-    def _operand_of_columns(self, blocks: Blocks) -> Tensor:
+    def _operand_in_pairs(self, blocks: Blocks) -> Tensor:
+        """Of columns, and of tiles as columns whose neighbours share their scale."""
         packed = self.codes.reshape(-1, blocks.rows, blocks.wide // 2)  # (R/r, r, C/2)
-        s = blocks.spread_stored(load_scales(self.scales, self.format))  # (R/r, 1, C)
-        decode = compiled(kernels.make_decode_pairs)
-        pairs = decode(packed, s[..., 0::2].contiguous(), s[..., 1::2].contiguous())
+        if blocks.compare:
+            even, odd = halves(load_scales(self.scales, self.format)[:, None])  # (R/r, 1, C/2)
+        else:
+            s = load_scales(self.scales.view(blocks.high, -1)[:: blocks.rows], self.format)
+            even = odd = s.repeat_interleave(blocks.columns // 2, 1)[:, None]
+        pairs = compiled(make_decode_pairs)(packed, even, odd)
         return pairs.view(torch.bfloat16).view(self.shape)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(code * block scale) * tensor scale in FP32, one rounding to `dtype`; `shape`."""
-        return self._decode(dtype, tensor_level=True)
+        return self._decode(Blocks.of(self.shape, self.format), dtype, tensor_level=True)
 
-    def _decode(self, dtype: torch.dtype, tensor_level: bool) -> Tensor:
-        blocks = Blocks.of(self.shape, self.format)
+    def _decode(self, blocks: Blocks, dtype: torch.dtype, tensor_level: bool) -> Tensor:
         codes = blocks.matrix(unpack(self.codes, self.format))
         s = blocks.spread_stored(load_scales(self.scales, self.format))
         fmt = kernel_format(self.format)
