@@ -83,8 +83,8 @@ def _weight(name: str, layer: nn.Module) -> QuantizedTensor:
         raise Fp4ReproError(f"{name} is no longer a converted linear: export with the report of its convert")
     if isinstance(layer, LoraSVDLinear):
         raise Fp4ReproError(
-            f"{name} multiplies leading directions in BF16 beside its residual (lora_svd), which {FORMAT} has "
-            "no place for: convert the model to the base recipe, lora_svd=None, and export that"
+            f"{name} multiplies leading directions in BF16 beside its residual (lora_svd), which {FORMAT} "
+            "has no place for: convert the model to the base recipe, lora_svd=None, and export that"
         )
     slot = layer.plan.slots["w_fprop"]
     fmt = slot.format

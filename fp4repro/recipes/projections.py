@@ -20,8 +20,8 @@ class LoraSVD:
 
     rank               singular directions in BF16; None: 32, or a 32nd of the narrower side below 1,024;
                        0: no side path
-    every              steps between refreshes; None: 4,000, in a run of known length at most a twentieth of it
-                       and at least 50
+    every              steps between refreshes; None: 4,000; in a run of known length a twentieth of it,
+                       at least 50 and at most 4,000
     oversampling       further columns of the random sketch
     power_iterations   of the randomised SVD (Halko, Martinsson and Tropp, arXiv 0909.4061)
     protect_wgrad      dW within the subspace from unquantised operands
