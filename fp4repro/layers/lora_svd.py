@@ -145,7 +145,7 @@ class _SidePath(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             ctx.dtype = weight.dtype
             ctx.save_for_backward(inner)
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], left.shape[0])
 
     @staticmethod
     def backward(ctx, dy: Tensor):
