@@ -106,10 +106,13 @@ class QuantLinear(nn.Linear):
     def attach(self, plan: Plan) -> None:
         """Begin to work by a plan; `convert` has just given the layer its class."""
         self.plan = plan
-        self.__dict__.pop("_quantised", None)
+        self.forget_quantised()
 
     def detach(self) -> None:
         """Leave the layer as a plain linear needs it."""
+
+    def forget_quantised(self) -> None:
+        self.__dict__.pop("_quantised", None)
 
     def matrix(self) -> Tensor:
         """What the weight slots quantise."""

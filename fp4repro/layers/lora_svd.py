@@ -78,6 +78,7 @@ class LoraSVDLinear(QuantLinear):
             with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
                 self.align(replace(self.plan.key, step=epoch, role=_ROLE, microbatch=0))
             self.epoch = epoch
+            self.forget_quantised()  # scales of tiles change when other directions are taken out
 
     def align(self, key: RandomKey) -> None:
         self.basis = self._directions(self.weight, key)
@@ -103,10 +104,6 @@ class LoraSVDLinear(QuantLinear):
         self.refresh()
         return super().quantised_weight(slot)
 
-    def _weight_state(self) -> tuple:
-        state, sums = super()._weight_state()
-        return (*state, self.epoch), sums
-
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         left, basis = self.factors()
         if not self.settings.protect_wgrad:
@@ -127,6 +124,7 @@ class LoraSVDLinear(QuantLinear):
 
     def carry_on(self, state: dict[str, Tensor | int | None]) -> None:
         """The inverse of `carried`."""
+        self.forget_quantised()
         self.epoch, basis = state["epoch"], state["basis"]
         self.basis = None if basis is None else basis.to(self.weight.device)
 
