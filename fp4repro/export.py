@@ -27,6 +27,7 @@ from fp4repro.core.tensor import QuantizedTensor, load_scales, store_scales
 from fp4repro.errors import Fp4ReproError
 from fp4repro.files import atomic_write
 from fp4repro.layers import Conversion, QuantLinear
+from fp4repro.layers.lora_svd import LoraSVDLinear
 
 # Linears of one parent that loaders join, by the names that Hugging Face models use.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -80,6 +81,11 @@ def export_compressed_tensors(
 def _weight(name: str, layer: nn.Module) -> QuantizedTensor:
     if not isinstance(layer, QuantLinear):
         raise Fp4ReproError(f"{name} is no longer a converted linear: export with the report of its convert")
+    if isinstance(layer, LoraSVDLinear):
+        raise Fp4ReproError(
+            f"{name} multiplies leading directions in BF16 beside its residual (lora_svd), which {FORMAT} "
+            "has no place for: convert the model to the base recipe, lora_svd=None, and export that"
+        )
     slot = layer.plan.slots["w_fprop"]
     fmt = slot.format
     if fmt is None or (fmt.element, fmt.scale) != (E2M1, E4M3) or fmt.block[1] != BLOCK:

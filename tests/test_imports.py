@@ -24,6 +24,20 @@ ALLOWED = {
     "report": {"config", "recipes", "errors", "files"},
     "train": {"public", "config", "layers", "models", "optim", "data", "report.schema", "errors", "files"},
     "fidelity": {"core", "config", "models", "data", "report", "train.provenance", "errors"},
+    "fullstack": {
+        "public",
+        "core",
+        "config",
+        "layers",
+        "recipes",
+        "data",
+        "models",
+        "fidelity",
+        "report",
+        "train.provenance",
+        "bench.timing",
+        "errors",
+    },
     "bench": {"public", "core", "config", "layers", "models", "optim", "report", "train", "errors"},
 }
 

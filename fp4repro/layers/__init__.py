@@ -2,5 +2,15 @@
 
 from fp4repro.layers.convert import Conversion, convert, set_step
 from fp4repro.layers.linear import QuantLinear
+from fp4repro.layers.lora_factors import follow_splits
+from fp4repro.layers.side_path import carried_state, restore_carried_state
 
-__all__ = ["Conversion", "QuantLinear", "convert", "set_step"]
+__all__ = [
+    "Conversion",
+    "QuantLinear",
+    "carried_state",
+    "convert",
+    "follow_splits",
+    "restore_carried_state",
+    "set_step",
+]

@@ -15,6 +15,7 @@ from torch import nn
 
 from fp4repro.errors import Fp4ReproError
 from fp4repro.layers.linear import Clock, Plan, QuantLinear
+from fp4repro.layers.side_path import CLASSES, check_side_path, class_for
 from fp4repro.recipes import Recipe
 
 _INDEX = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
@@ -59,16 +60,19 @@ def convert(model: nn.Module, recipe: Recipe, seed: int = 0) -> Conversion:
     clock = Clock(seed)
     lists = _lists_of_blocks(linears)
     bypassed = _read_by_torch_itself(model)
+    reasons = {n: bypassed.get(n) or _reason_to_keep(n, m, recipe, lists) for n, m in linears.items()}
+    report.kept = {name: reason for name, reason in reasons.items() if reason}
+    swapped = {name: layer for name, layer in linears.items() if not reasons[name]}
+    check_side_path(model, swapped, recipe)  # before any layer is changed
+    for layer in linears.values():
+        if type(layer) in CLASSES:
+            layer.detach()
+            layer.__class__ = nn.Linear
     for index, (name, layer) in enumerate(linears.items()):
-        reason = bypassed.get(name) or _reason_to_keep(name, layer, recipe, lists)
-        if reason:
-            report.kept[name] = reason
-            if type(layer) is QuantLinear:
-                layer.__class__ = nn.Linear
+        if name not in swapped:
             continue
-        layer.__class__ = QuantLinear
-        layer.__dict__.pop("_quantised", None)
-        layer.plan = Plan(recipe, clock, index)
+        layer.__class__ = class_for(recipe)
+        layer.attach(Plan(recipe, clock, index))
         report.swapped[name] = (layer.out_features, layer.in_features)
         report.plans[name] = layer.plan
     return report
@@ -124,7 +128,7 @@ def _read_by_torch_itself(model: nn.Module) -> dict[str, str]:
 def _reason_to_keep(name: str, layer: nn.Linear, recipe: Recipe, lists: dict[str, int]) -> str | None:
     if not recipe.quantises:
         return f"recipe {recipe.name} quantises nothing"
-    if type(layer) not in (nn.Linear, QuantLinear):
+    if type(layer) not in (nn.Linear, *CLASSES):
         return f"a subclass of nn.Linear ({type(layer).__name__}) with a forward of its own"
     if recipe.keep.by_name(name):
         return "named by the recipe's rule"

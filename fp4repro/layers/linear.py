@@ -96,8 +96,27 @@ class QuantLinear(nn.Linear):
         """x (..., in) -> (..., out), in autocast's type where it is on, else in x's."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        y = _QuantLinear.apply(x.to(dtype), self.weight, self, torch.is_grad_enabled())
+        y = self.multiply(x.to(dtype), self.weight)
         return y if self.bias is None else y + self.bias.to(dtype)
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The three products; the gradient of W goes to `weight`, W itself or what was made of it."""
+        return _QuantLinear.apply(x, weight, self, torch.is_grad_enabled())
+
+    def attach(self, plan: Plan) -> None:
+        """Begin to work by a plan; `convert` has just given the layer its class."""
+        self.plan = plan
+        self.forget_quantised()
+
+    def detach(self) -> None:
+        """Leave the layer as a plain linear needs it."""
+
+    def forget_quantised(self) -> None:
+        self.__dict__.pop("_quantised", None)
+
+    def matrix(self) -> Tensor:
+        """What the weight slots quantise."""
+        return self.weight.detach()
 
     def quantised_weight(self, slot: str) -> Tensor | QuantizedTensor:
         """W as fprop or dgrad multiplies it, quantised once for each state of the parameter."""
@@ -108,7 +127,7 @@ class QuantLinear(nn.Linear):
             cache.clear()
             cache["state"] = state
         if slot not in cache:
-            cache[slot] = self.plan.store(slot, self.weight.detach(), self.plan.key)
+            cache[slot] = self.plan.store(slot, self.matrix(), self.plan.key)
         return cache[slot]
 
     def _weight_state(self) -> tuple:

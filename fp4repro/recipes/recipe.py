@@ -17,6 +17,7 @@ from fp4repro.core.accumulate import Accumulate, check_accumulate
 from fp4repro.core.formats import BlockFormat
 from fp4repro.core.hadamard import SIZES, Signs
 from fp4repro.errors import Fp4ReproError
+from fp4repro.recipes.projections import LoraSVD
 
 SLOTS = ("x_fprop", "w_fprop", "dy_dgrad", "w_dgrad", "dy_wgrad", "x_wgrad")
 PRODUCTS = ("fprop", "dgrad", "wgrad")
@@ -69,6 +70,7 @@ class Recipe:
     wgrad_dtype     type that weight gradients are rounded to; FP32 costs an FP32 product on a CPU
     accumulate      how products of two FP4 operands are summed: "fp32", or "blackwell" as its units
                     do (`core.accumulate`); other products are always summed in FP32
+    lora_svd        leading directions of W in BF16, the residual quantised (`recipes.projections`)
     """
 
     name: str
@@ -86,6 +88,7 @@ class Recipe:
     keep: KeepBF16 = KeepBF16()
     wgrad_dtype: Literal["bf16", "fp32"] = "bf16"
     accumulate: Accumulate = "fp32"
+    lora_svd: LoraSVD | None = None
 
     def __post_init__(self) -> None:
         for given, known, what in (
@@ -110,11 +113,19 @@ class Recipe:
         if self.wgrad_dtype not in ("bf16", "fp32"):
             raise Fp4ReproError(f"recipe {self.name}: wgrad_dtype must be bf16 or fp32")
         check_accumulate(self.accumulate)
+        if self.lora_svd is not None and not isinstance(self.lora_svd, LoraSVD):
+            raise Fp4ReproError(f"recipe {self.name}: lora_svd must be a LoraSVD, not {self.lora_svd!r}")
 
     @property
     def quantises(self) -> bool:
         """False for plain BF16."""
         return any(getattr(self, slot) is not None for slot in SLOTS)
+
+    def for_run(self, steps: int) -> "Recipe":
+        """The recipe with what depends on the length of the run filled in."""
+        if self.lora_svd is None:
+            return self
+        return replace(self, lora_svd=replace(self.lora_svd, every=self.lora_svd.every_in(steps)))
 
     def replace(self, **changes: object) -> "Recipe":
         """The recipe with other fields; a wrong name is refused with the list of the right ones."""

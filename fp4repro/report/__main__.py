@@ -9,6 +9,7 @@ from fp4repro.files import atomic_write
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.markdown import pretrain_markdown
+from fp4repro.report.projection_tables import projections_markdown
 from fp4repro.report.published import load_published
 from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
@@ -36,6 +37,12 @@ def main() -> None:
     formats.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
     formats.add_argument("--png", type=Path, required=True)
     formats.add_argument("--svg", type=Path, required=True)
+
+    projections = _command(commands, "projections", _projections, "Markdown and figure of LoRA-SVD")
+    projections.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fullstack wrote")
+    projections.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
+    projections.add_argument("--png", type=Path, required=True)
+    projections.add_argument("--svg", type=Path, required=True)
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -81,6 +88,14 @@ def _formats(arguments: argparse.Namespace) -> None:
     rows = parse_rows(arguments.table)
     _write(arguments.markdown, formats_markdown(rows))
     formats_figure(rows, arguments.png, arguments.svg)
+
+
+def _projections(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.projection_figure import projections_figure
+
+    rows = parse_rows(arguments.table)
+    _write(arguments.markdown, projections_markdown(rows))
+    projections_figure(rows, arguments.png, arguments.svg)
 
 
 def _check(arguments: argparse.Namespace) -> None:

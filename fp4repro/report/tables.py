@@ -34,13 +34,13 @@ def pretrain_rows(runs: Runs, published: Sequence[Published]) -> list[Row]:
     for recipe in runs.recipes:
         for metric in (VALIDATION_LOSS, VALIDATION_LOSS_BF16, BITS_PER_BYTE, TOKENS, PARAMETERS):
             missing = [runs.why_missing(recipe, metric)]
-            rows.append(_row(runs, recipe, metric, runs.values(recipe, metric), missing))
+            rows.append(row_over_seeds(runs, recipe, metric, runs.values(recipe, metric), missing))
         for baseline in BASELINES:
             if baseline != recipe:
                 gaps = gaps_by_seed(runs, recipe, baseline)
                 missing = [runs.why_missing(name, VALIDATION_LOSS) for name in (recipe, baseline)]
-                rows.append(_row(runs, recipe, GAP + baseline, gaps, missing))
-        rows.append(_diverged_row(runs, recipe))
+                rows.append(row_over_seeds(runs, recipe, GAP + baseline, gaps, missing))
+        rows.append(diverged_row(runs, recipe))
     rows += [
         Row(
             experiment=runs.experiment,
@@ -64,9 +64,17 @@ def gaps_by_seed(runs: Runs, recipe: str, baseline: str) -> dict[int, float]:
     return relative_gaps({s: theirs[s] for s in pairs}, {s: ours[s] for s in pairs})
 
 
-def _row(runs: Runs, recipe: str, metric: str, values: dict[int, float], missing: Sequence[str]) -> Row:
-    """One figure over seeds; `missing` says which seeds it lacks and why."""
-    common = _common(runs, recipe) | {"metric": metric, "unit": UNITS.get(metric, "%")}
+def row_over_seeds(
+    runs: Runs,
+    recipe: str,
+    metric: str,
+    values: dict[int, float],
+    missing: Sequence[str],
+    unit: str = "%",
+) -> Row:
+    """One figure over seeds; `missing` says which seeds it lacks and why, `unit` that of a metric which
+    `schema.UNITS` does not have."""
+    common = common_columns(runs, recipe) | {"metric": metric, "unit": UNITS.get(metric, unit)}
     notes = [note for note in missing if note]
     if not values:
         prefix = "" if runs.diverged(recipe) == len(runs.seeds) else NOT_RUN
@@ -77,15 +85,16 @@ def _row(runs: Runs, recipe: str, metric: str, values: dict[int, float], missing
     return Row(value=got.mean, ci_low=got.low, ci_high=got.high, n=got.n, note="; ".join(notes), **common)
 
 
-def _diverged_row(runs: Runs, recipe: str) -> Row:
-    common = _common(runs, recipe) | {"metric": DIVERGED, "unit": UNITS[DIVERGED]}
+def diverged_row(runs: Runs, recipe: str) -> Row:
+    """How many of the recipe's runs diverged."""
+    common = common_columns(runs, recipe) | {"metric": DIVERGED, "unit": UNITS[DIVERGED]}
     ended = runs.ended(recipe)
     if not ended:
         return Row(value=None, note=NOT_RUN + runs.why_missing(recipe, VALIDATION_LOSS), **common)
     return Row(value=runs.diverged(recipe), n=ended, **common)
 
 
-def _common(runs: Runs, recipe: str) -> dict:
+def common_columns(runs: Runs, recipe: str) -> dict:
     """What the recipe's rows share; where its runs differ, each version is named."""
     found = [row for seed in runs.seeds for row in runs.rows.get((recipe, seed), {}).values()]
     return {

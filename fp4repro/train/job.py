@@ -11,7 +11,7 @@ from fp4repro.config import Scale
 from fp4repro.data.batches import Batches
 from fp4repro.data.tokens import TokenData
 from fp4repro.errors import Fp4ReproError
-from fp4repro.layers import Conversion
+from fp4repro.layers import Conversion, follow_splits
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import adamw
 from fp4repro.report.schema import run_setting
@@ -55,9 +55,10 @@ class Job:
         """The run before its first step, and what its recipe did to the model."""
         training = self.scale.training
         model = HybridModel(self.model, generator=torch.Generator().manual_seed(self.seed))
-        conversion = fp4repro.convert(model, self.recipe, seed=self.seed)
+        conversion = fp4repro.convert(model, self.recipe.for_run(training.steps), seed=self.seed)
         model.to(self.device)
         optimizer = adamw(model, training.learning_rate, training.betas, training.eps, training.weight_decay)
+        follow_splits(model, optimizer)
         return Run(model, optimizer, training, self.device), conversion
 
     def settings(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import nn
 import fp4repro
 from fp4repro.config import Training
 from fp4repro.data.batches import Batches
+from fp4repro.layers import carried_state, restore_carried_state
 from fp4repro.train.evaluate import HeldOut, microbatches, validation_loss
 from fp4repro.train.schedule import learning_rate
 
@@ -54,12 +55,14 @@ class Run:
         """What a checkpoint holds of an unfinished run."""
         return {
             "model": self.model.state_dict(),
+            "layers": carried_state(self.model),
             "optimizer": self.optimizer.state_dict(),
             "curve": self.curve,
         }
 
     def restore(self, state: dict) -> None:
         self.model.load_state_dict(state["model"])
+        restore_carried_state(self.model, state["layers"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.curve = state["curve"]
 
