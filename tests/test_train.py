@@ -300,7 +300,7 @@ def test_the_share_of_quantised_linears(data):
     layers = [("a", "nvfp4", 10, 30, ""), ("b", "bf16", 10, 10, "last blocks")]
     run = make()
     run.curve = [[1, 128, 1.0, 1.0, 1.0, 1.0]]
-    where = dict(setting="s/seed-0", scale="", device="", torch="", commit="")
+    where = dict(experiment="pretrain", setting="s/seed-0", scale="", device="", torch="", commit="")
     found = outputs.metric_rows(run, held_out(data, SETTINGS), layers, where)
     rows = {row.metric: row for row in found}
     assert rows["share_of_linear_flops_quantised"].value == 0.75
@@ -309,11 +309,11 @@ def test_the_share_of_quantised_linears(data):
 
 def test_a_job_begins_the_same_for_every_recipe(job):
     jobs = [dataclasses.replace(job, recipe=fp4repro.recipe(name)) for name in ("bf16", "nvfp4")]
-    plain, quantised = (job.begin()[0].model for job in jobs)
+    plain, quantised = (job.begin().model for job in jobs)
     assert plain.state_dict().keys() == quantised.state_dict().keys()
     for a, b in zip(plain.parameters(), quantised.parameters(), strict=True):
         assert torch.equal(a, b)
-    other = dataclasses.replace(job, seed=4).begin()[0].model
+    other = dataclasses.replace(job, seed=4).begin().model
     assert not torch.equal(other.head.weight, plain.head.weight)
     changed = {k for k, v in jobs[0].settings().items() if v != jobs[1].settings()[k]}
     assert changed == {"recipe", "recipe.fields"}

@@ -1,6 +1,6 @@
 """Training recipes as frozen data."""
 
 from fp4repro.recipes.named import recipe, recipe_names
-from fp4repro.recipes.recipe import PRODUCTS, SLOTS, KeepBF16, Recipe
+from fp4repro.recipes.recipe import PRODUCTS, SLOTS, KeepBF16, LateBF16, Recipe
 
-__all__ = ["PRODUCTS", "SLOTS", "KeepBF16", "Recipe", "recipe", "recipe_names"]
+__all__ = ["PRODUCTS", "SLOTS", "KeepBF16", "LateBF16", "Recipe", "recipe", "recipe_names"]

@@ -17,6 +17,7 @@ import fp4repro
 from fp4repro.config import Training
 from fp4repro.data.batches import Batches
 from fp4repro.train.evaluate import HeldOut, microbatches, validation_loss
+from fp4repro.train.phases import Phases
 from fp4repro.train.schedule import learning_rate
 
 CURVE = ("step", "tokens", "learning_rate", "train_loss", "gradient_norm", "validation_loss")
@@ -30,6 +31,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     settings: Training
     device: torch.device
+    phases: Phases | None = None  # None: the model stays as it is
     curve: list[list[float | None]] = field(default_factory=list)
     diverged: str = ""  # what was not finite, and when
 
@@ -73,6 +75,8 @@ class Run:
     def _advance(self, tokens: np.ndarray, targets: np.ndarray, held: HeldOut) -> None:
         """One step: tokens and targets are (batch, context)."""
         step, settings = self.step, self.settings
+        if self.phases:
+            self.phases.enter(self.model, step)
         rate = learning_rate(step, settings)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
