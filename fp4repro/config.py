@@ -198,7 +198,8 @@ def _ablation_faults(scale: Scale, entries: dict[str, Ablation], path: Path) -> 
             )
     trunk, warmup = round(plan.branch_from * t.steps), round(t.warmup_fraction * t.steps)
     stable = t.steps - round(t.decay_fraction * t.steps)
-    if plan.branches and not max(warmup, 1) <= trunk < stable:
+    sound = t.steps and t.warmup_fraction + t.decay_fraction <= 1  # else told already
+    if plan.branches and sound and not max(warmup, 1) <= trunk < stable:
         yield (
             f"{path}: ablations.branch_from = {plan.branch_from} is step {trunk}, but branches leave a run "
             f"in its stable phase, which here is from step {max(warmup, 1)} to {stable}"

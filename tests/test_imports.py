@@ -23,7 +23,7 @@ ALLOWED = {
     "ablations": {"core.formats", "recipes", "schemas", "errors"},
     "config": {"models", "recipes", "ablations", "schemas", "errors"},
     "data": {"config", "errors", "files"},
-    "report": {"config", "ablations", "recipes", "errors", "files"},
+    "report": {"config", "ablations", "schemas", "recipes", "errors", "files"},
     "train": {
         *("public", "core.compiled", "config", "ablations", "layers", "models", "optim", "data"),
         *("report.schema", "errors", "files"),

@@ -13,12 +13,12 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from fp4repro.ablations import Ablation
+from fp4repro.report.ablations import MARGIN_METRIC
 from fp4repro.report.figures import LINES, two_panels
 from fp4repro.report.gaps import WINDOW, Outcomes
 from fp4repro.report.plan import BRANCHES
 from fp4repro.report.schema import Row
 from fp4repro.report.tables import GAP
-from fp4repro.report.verdict import MARGIN
 
 
 def ablations_figure(
@@ -63,7 +63,8 @@ def _forest(
         axes.plot(gaps, [height] * len(gaps), "|", color=colour, markersize=7)
         axes.plot(row.value, height, "o", color=colour, markersize=4.5)
     axes.axvline(0, color="0.4", linewidth=0.8, zorder=0)
-    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, zorder=-1)
+    margin = of[f"{outcomes.plan.protocol}/all", MARGIN_METRIC].value
+    axes.axvspan(-margin, margin, color="0.9", linewidth=0, zorder=-1)
     axes.set(
         title="Gap to the baseline",
         xlabel="% (positive is worse; ticks: seeds; grey: too small to matter)",

@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from fp4repro.ablations import Ablation
-from fp4repro.report.ablations import CLAIM, FACTOR, SPREAD, STEP_GAP
+from fp4repro.report.ablations import CLAIM, FACTOR, MARGIN_METRIC, SPREAD, STEP_GAP
 from fp4repro.report.gaps import RISE, WINDOW
 from fp4repro.report.markdown import EMULATED, aligned
 from fp4repro.report.plan import BRANCHES, SCRATCH
 from fp4repro.report.power import seeds_needed, smallest_seen
 from fp4repro.report.schema import DIVERGED, NOT_RUN, VALIDATION_LOSS, Row
 from fp4repro.report.tables import GAP, versions
-from fp4repro.report.verdict import MARGIN
 
 TITLES = {
     SCRATCH: "Runs from scratch: difference of the final validation losses",
@@ -21,11 +20,12 @@ SIGN = (
     "worse. [ ] are 95 % intervals of Student's t, variances pooled over the comparisons of a protocol."
 )
 RULES = (
-    "Verdicts follow rules fixed beforehand (`fp4repro/report/verdict.py`): the smallest difference of "
-    f"interest is {MARGIN:g} % of the loss. *worse* is supported where the interval lies above 0 and reaches "
-    f"{MARGIN:g} or beyond, not supported where it lies below {MARGIN:g}; *the same* is supported where the "
-    f"90 % interval lies within ±{MARGIN:g}; the rest is undecided at this scale. A run diverged if a loss "
-    f"was not finite or its training loss ended more than {RISE:g} nats above its lowest (means of {WINDOW} "
+    "Verdicts follow the rules of `fp4repro/report/verdict.py`: the smallest difference of "
+    "interest, the margin, is a sixth of the whole recipe's own gap to BF16 under the same protocol. *worse* "
+    "is supported where the interval lies above 0 and reaches the margin or beyond, not supported where it "
+    "lies below the margin; *the same* is supported where the 90 % interval lies within ± the margin; the "
+    "rest is undecided at this scale. A run diverged if a loss was "
+    f"not finite or its training loss ended more than {RISE:g} nats above its lowest (means of {WINDOW} "
     "steps)."
 )
 
@@ -51,9 +51,7 @@ def ablations_markdown(rows: Sequence[Row], ablations: Mapping[str, Ablation]) -
             paragraphs += ["### Claims", "\n".join(aligned(header, claims))]
         paragraphs += ["\n".join(filter(None, [_factor(protocol, of), *_power(protocol, ours, of)]))]
     notes = dict.fromkeys(
-        f"- {row.setting}: {row.note}."
-        for row in ours
-        if row.value is None and row.note and row.metric != DIVERGED
+        f"- {row.setting}: {row.note}." for row in ours if row.metric == VALIDATION_LOSS and row.value is None
     )
     paragraphs += [RULES, "\n".join(notes)]
     paragraphs += [f"Scale {scale}; device {device}; torch {torch}; commit {commit}. {EMULATED}"]
@@ -110,15 +108,17 @@ def _power(protocol: str, ours: Sequence[Row], of: Mapping) -> Iterator[str]:
     """What the measured spread says of the number of seeds."""
     settings = {row.setting for row in ours if row.setting.startswith(f"{protocol}/")}
     seeds = max((row.n or 0 for row in ours if row.setting in settings), default=0)
+    margin = of[f"{protocol}/all", MARGIN_METRIC]
+    yield f"Smallest difference of interest: {margin.value:.3f} %, {margin.note}."
     for row in ours:
         if row.setting == f"{protocol}/all" and row.metric.startswith(SPREAD) and row.value and seeds > 1:
             groups = max(int(row.note.split(", ")[1].split()[0]) // (seeds - 1), 1)
-            needed = seeds_needed(MARGIN, row.value, groups)
+            needed = seeds_needed(margin.value, row.value, groups)
             seen = smallest_seen(row.value, seeds, groups)
             yield (
                 f"Standard deviation of a pair's difference to {row.metric.removeprefix(SPREAD)}: "
-                f"{row.value:.2f} %. With {seeds} seeds a difference of {seen:.2f} % shows with 80 % power; "
-                f"{MARGIN:g} % needs {needed} seeds."
+                f"{row.value:.3f} %. With {seeds} seeds a difference of {seen:.3f} % shows with 80 % power; "
+                f"the margin needs {needed or 'too many'} seeds."
             )
 
 

@@ -26,7 +26,7 @@ def read_config():
     """Check the configuration and every scale file; a mistake ends Snakemake with a sentence."""
     schema = read_yaml(SCHEMAS / "config.schema.yaml")
     check(dict(config), schema, Path("configs/default.yaml (or --config)"))
-    ENTRIES.update(load_ablations())
+    ENTRIES.update(load_ablations(Path("configs/ablations.yaml")))
     for path in sorted(SCALE_FILES.glob("*.yaml")):
         SCALES[path.stem] = load_scale(path)
     if config["scale"] not in SCALES:
