@@ -14,6 +14,7 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/formats.smk"
 include: "workflow/rules/fullstack_projections.smk"
+include: "workflow/rules/ablations.smk"
 
 
 rule all:

@@ -7,22 +7,17 @@ write instead.
 """
 
 import difflib
-import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import jsonschema
-import yaml
-
+from fp4repro.ablations import Ablation, load_ablations
 from fp4repro.errors import Fp4ReproError
 from fp4repro.recipes import recipe
+from fp4repro.schemas import ROOT, SCHEMAS, check, raise_all, read_yaml, with_defaults
 
-_ROOT = Path(__file__).parents[1]
-SCHEMAS = _ROOT / "workflow" / "schemas"
-MODELS = _ROOT / "configs" / "models"
+MODELS = ROOT / "configs" / "models"
 
 # Blocks of at most 128 values run along the tokens in the weight gradient (FP8's 1x128).
 TOKEN_MULTIPLE = 128
@@ -81,6 +76,18 @@ class Pretrain:
 
 
 @dataclass(frozen=True)
+class Ablations:
+    """Which entries of `configs/ablations.yaml` run from scratch, and which as branches."""
+
+    scratch: tuple[str, ...]
+    scratch_seeds: tuple[int, ...]
+    branches: tuple[str, ...]
+    branch_seeds: tuple[int, ...]
+    branch_from: float  # share of the run's steps
+    branch_steps: int
+
+
+@dataclass(frozen=True)
 class Scale:
     scale: str
     description: str
@@ -91,8 +98,10 @@ class Scale:
     tokenizer: Tokenizer
     training: Training
     pretrain: Pretrain
+    ablations: Ablations
     device: Literal["auto", "cpu", "cuda"]
     threads: int
+    compile: bool
     log_every: int | None
 
     @property
@@ -106,119 +115,24 @@ def load_scale(path: str | Path) -> Scale:
     document = read_yaml(path)
     schema = read_yaml(SCHEMAS / "scale.schema.yaml")
     check(document, schema, path)
-    filled = _with_defaults(document, schema, schema)
+    filled = with_defaults(document, schema, schema)
     parts = {
         "corpus_bytes": CorpusBytes(**{"train": None, "validation": None} | filled["corpus_bytes"]),
         "tokenizer": Tokenizer(**filled["tokenizer"]),
         "training": Training(**_tuples(filled["training"])),
         "pretrain": Pretrain(**_tuples(filled["pretrain"])),
     }
+    entries = load_ablations()
+    parts["ablations"] = _ablations(filled["ablations"], entries)
     scale = Scale(**{"log_every": None} | filled | parts)
-    _raise(list(_faults(scale, path)))
+    raise_all([*_faults(scale, path), *_ablation_faults(scale, entries, path)])
     return scale
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML with two traps closed: a key given twice is refused, and 1e-3 is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
-def read_yaml(path: Path) -> Any:
-    """The document of one YAML file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise Fp4ReproError(f"{path} does not exist{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Fp4ReproError(f"{path} cannot be read as UTF-8 text: {error}") from None
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise Fp4ReproError(f"{path}{where}: not valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise Fp4ReproError(f"{path}: not valid YAML: {error}") from None
-
-
-def check(document: Any, schema: dict, path: Path) -> None:
-    """Compare a document with a JSON schema; raises all its mistakes, one sentence a line."""
-    _raise([f"{path}: {where} is {value}, which is not a number" for where, value in _not_finite(document)])
-    validator = jsonschema.Draft202012Validator(schema)
-    errors = sorted(validator.iter_errors(document), key=lambda e: [str(p) for p in e.absolute_path])
-    _raise([f"{path}: {sentence}" for error in errors for sentence in _sentences(error)])
-
-
-def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers that YAML can write and no setting can be: .nan and .inf."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield where, value
-    elif isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            yield from _not_finite(item, f"{where}.{key}" if where else str(key))
-
-
-def _raise(sentences: list[str]) -> None:
-    if sentences:
-        raise Fp4ReproError("\n".join(sentences))
-
-
-def _sentences(error: jsonschema.ValidationError) -> Iterator[str]:
-    """What is wrong, in plain words; jsonschema's own message where it is plain already."""
-    where = ".".join(str(part) for part in error.absolute_path) or "the file"
-    if error.validator == "additionalProperties":
-        known = list(error.schema["properties"])
-        for key in sorted(set(error.instance) - set(known), key=str):
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-            yield f"unknown key {key!r} in {where}; {hint}"
-    elif error.validator == "required":
-        missing = [key for key in error.validator_value if key not in error.instance]
-        # One error a missing key: each names its own, which is what its message begins with.
-        yield from (f"{where} lacks the key {k!r}" for k in missing if repr(k) in error.message)
-    elif error.validator == "type":
-        wanted = error.validator_value
-        wanted = " or ".join(wanted) if isinstance(wanted, list) else wanted
-        yield f"{where} is {error.instance!r}, which is not of type {wanted}"
-    elif error.validator == "enum":
-        allowed = ", ".join(map(str, error.validator_value))
-        yield f"{where} is {error.instance!r}, not one of {allowed}"
-    elif error.validator == "oneOf":
-        ways = [" and ".join(way["required"]) for way in error.validator_value]
-        yield f"{where} must have {', or else '.join(ways)}"
-    elif error.validator == "multipleOf":
-        yield f"{where} is {error.instance}, which is not a multiple of {error.validator_value}"
-    else:
-        yield f"{where}: {error.message}"
-
-
-def _with_defaults(value: Any, schema: dict, root: dict) -> Any:
-    """A copy of a valid document, in which a key that is missing has its schema's default."""
-    if "$ref" in schema:
-        schema = root["$defs"][schema["$ref"].rpartition("/")[2]] | schema
-    if not isinstance(value, dict):
-        return value
-    properties = schema.get("properties") or schema.get("else", {}).get("properties", {})
-    missing = {k: s["default"] for k, s in properties.items() if k not in value and "default" in s}
-    return {k: _with_defaults(v, properties.get(k, {}), root) for k, v in (value | missing).items()}
+def _ablations(section: dict, entries: dict[str, Ablation]) -> Ablations:
+    """The section with `all` spelled out: every entry from scratch, those that can be as branches."""
+    every = {"scratch": list(entries), "branches": [e.name for e in entries.values() if e.branches]}
+    return Ablations(**_tuples({k: every[k] if v == "all" else v for k, v in section.items()}))
 
 
 def _tuples(fields: dict) -> dict:
@@ -265,4 +179,28 @@ def _faults(scale: Scale, path: Path) -> Iterator[str]:
         yield (
             f"{path}: training.warmup_fraction and training.decay_fraction add up to "
             f"{t.warmup_fraction + t.decay_fraction:g}, more than the whole run"
+        )
+
+
+def _ablation_faults(scale: Scale, entries: dict[str, Ablation], path: Path) -> Iterator[str]:
+    plan, t = scale.ablations, scale.training
+    for protocol in ("scratch", "branches"):
+        for name in getattr(plan, protocol):
+            if name not in entries:
+                near = difflib.get_close_matches(name, entries, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                yield f"{path}: ablations.{protocol}: configs/ablations.yaml has no entry {name!r}{hint}"
+    for name in plan.branches:
+        if name in entries and not entries[name].branches:
+            yield (
+                f"{path}: ablations.branches: {name} changes the run itself, which only a run from scratch "
+                "can hold: name it under ablations.scratch"
+            )
+    trunk, warmup = round(plan.branch_from * t.steps), round(t.warmup_fraction * t.steps)
+    stable = t.steps - round(t.decay_fraction * t.steps)
+    sound = t.steps and t.warmup_fraction + t.decay_fraction <= 1  # else told already
+    if plan.branches and sound and not max(warmup, 1) <= trunk < stable:
+        yield (
+            f"{path}: ablations.branch_from = {plan.branch_from} is step {trunk}, but branches leave a run "
+            f"in its stable phase, which here is from step {max(warmup, 1)} to {stable}"
         )

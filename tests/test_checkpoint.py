@@ -141,6 +141,7 @@ def scale(tmp_path_factory):
             "checkpoint_every": 3,
         },
         "pretrain": {"recipes": ["bf16", "nvfp4"], "seeds": [0]},
+        "ablations": {"branch_from": 0.5, "branch_steps": STEPS // 2},
         "device": "cpu",
         "log_every": 1,
     }
@@ -166,20 +167,39 @@ def run(arguments, said):
     run_stage("fp4repro.train", main)
 
 
-def options(scale, out, recipe="bf16", seed=0, data=None):
+def options(scale, out, recipe="bf16", seed=0, data=None, **more):
     data = data or scale.parent / "data"
-    named = {"scale": scale, "recipe": recipe, "seed": seed, "data": data, "out": out}
+    named = {"scale": scale, "recipe": recipe, "seed": seed, "data": data, "out": out} | more
     return [f"--{name}={value}" for name, value in named.items()]
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "nvfp4"])
-def test_a_killed_run_goes_on_bit_for_bit(processes, scale, tmp_path, recipe):
-    kill_at = random.SystemRandom().randrange(4, STEPS)  # any step after the first checkpoint
+@pytest.fixture(scope="module")
+def trunk(processes, scale):
+    """A BF16 run's first half, which branches leave."""
+    out, said = scale.parent / "trunk", scale.parent / "trunk.txt"
+    said.touch()
+    process = processes.Process(target=run, args=(options(scale, out, protocol="trunk"), said))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, said.read_text()
+    return out / "trunk.pt"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "protocol"),
+    [("bf16", "pretrain"), ("nvfp4", "pretrain"), ("late_all", "ablations"), ("sr_weights", "branches")],
+)
+def test_a_killed_run_goes_on_bit_for_bit(processes, scale, trunk, tmp_path, recipe, protocol):
+    # Any step after the first checkpoint; late_all goes to BF16 at step 14, after the checkpoint at 12.
+    first = {"branches": 10, "ablations": 13}.get(protocol, 4)
+    kill_at = random.SystemRandom().randrange(first, STEPS)
+    more = {"protocol": protocol} | ({"trunk": trunk} if protocol == "branches" else {})
 
     def start(out):
         said = tmp_path / f"{out}.txt"
         said.touch()
-        process = processes.Process(target=run, args=(options(scale, tmp_path / out, recipe), said))
+        arguments = options(scale, tmp_path / out, recipe, **more)
+        process = processes.Process(target=run, args=(arguments, said))
         process.start()
         return process, said
 
@@ -198,26 +218,38 @@ def test_a_killed_run_goes_on_bit_for_bit(processes, scale, tmp_path, recipe):
     for process in (resumed, unbroken):
         process.join()
         assert process.exitcode == 0, said.read_text()
-    for name in ("metrics.csv", "curve.csv", "layers.csv", "model.safetensors"):
+    files = {path.name for path in (tmp_path / "unbroken").iterdir()}
+    assert ("model.safetensors" in files) == (protocol == "pretrain")
+    for name in files - {"run.json"}:
         same = (broken / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
         assert same, f"{name} differs after a kill at step {kill_at}"
     assert not (broken / "checkpoint.pt").exists()
     about = json.loads((broken / "run.json").read_text())
     first, second = (session["from_step"] for session in about["sessions"])
-    assert first == 0 < second <= kill_at
-    assert bool(about["sessions"][1]["operands_quantised"]) == (recipe != "bf16")
+    assert first == (STEPS // 2 if protocol == "branches" else 0) < second <= kill_at
+    quantises = recipe != "bf16" and not (recipe == "late_all" and second > 13)
+    assert bool(about["sessions"][1]["operands_quantised"]) == quantises
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"recipe": "nvfp5"}, "no recipe is named 'nvfp5' (did you mean 'nvfp4'?)"),
+        ({"recipe": "nvfp5"}, "is named 'nvfp5'; did you mean 'nvfp4'?"),
         ({"data": Path("none")}, "none has no data.json, so no token files: run python -m fp4repro"),
         ({"seed": -1}, "the seed is -1, but must be from 0 to 4294967295"),
+        ({"recipe": "no_srr"}, "named 'no_srr'; did you mean 'no_sr'?"),
+        ({"protocol": "branches"}, "--protocol branches and --trunk FILE belong together"),
+        ({"protocol": "branches", "trunk": Path("none.pt")}, "none.pt does not exist: train the trunk of"),
     ],
 )
 def test_bad_options_are_one_sentence(scale, tmp_path, changes, expected, monkeypatch, capsys):
     assert expected in failure(options(scale, tmp_path, **changes), monkeypatch, capsys)
+
+
+def test_a_trunk_of_another_seed_is_one_sentence(scale, trunk, tmp_path, monkeypatch, capsys):
+    arguments = options(scale, tmp_path, seed=1, protocol="branches", trunk=trunk)
+    error = failure(arguments, monkeypatch, capsys)
+    assert "trunk.pt is of a run with other settings: seed was 0 and now is 1" in error
 
 
 def test_a_damaged_checkpoint_is_one_sentence(scale, tmp_path, monkeypatch, capsys):

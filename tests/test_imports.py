@@ -19,10 +19,15 @@ ALLOWED = {
     "__init__": {"core", "recipes", "layers", "errors"},
     "optim": {"core", "errors"},
     "models": {"errors", "files"},
-    "config": {"models", "recipes", "errors"},
+    "schemas": {"errors"},
+    "ablations": {"core.formats", "recipes", "schemas", "errors"},
+    "config": {"models", "recipes", "ablations", "schemas", "errors"},
     "data": {"config", "errors", "files"},
-    "report": {"config", "recipes", "errors", "files"},
-    "train": {"public", "config", "layers", "models", "optim", "data", "report.schema", "errors", "files"},
+    "report": {"config", "ablations", "schemas", "recipes", "errors", "files"},
+    "train": {
+        *("public", "core.compiled", "config", "ablations", "layers", "models", "optim", "data"),
+        *("report.schema", "errors", "files"),
+    },
     "fidelity": {"core", "config", "models", "data", "report", "train.provenance", "errors"},
     "fullstack": {
         "public",

@@ -15,17 +15,21 @@ from torch import nn
 
 import fp4repro
 from fp4repro import Conversion
+from fp4repro.ablations import load_ablations
 from fp4repro.config import Training, load_scale
 from fp4repro.data.batches import Batches
 from fp4repro.data.tokens import TokenData
 from fp4repro.errors import Fp4ReproError
 from fp4repro.optim import adamw
+from fp4repro.recipes import LateBF16
 from fp4repro.report.schema import parse_rows
 from fp4repro.train import outputs, provenance
+from fp4repro.train.checkpoint import save_checkpoint
 from fp4repro.train.evaluate import held_out, validation_loss
-from fp4repro.train.job import Job, model_of
+from fp4repro.train.job import Job, Trunk, model_of
 from fp4repro.train.loop import CURVE, Run
 from fp4repro.train.progress import Progress
+from fp4repro.train.protocols import scale_of
 from fp4repro.train.schedule import learning_rate
 
 CPU = torch.device("cpu")
@@ -218,6 +222,72 @@ def test_a_restored_run_ends_with_the_same_bits(data, stop):
         assert torch.equal(a, b)
 
 
+# Protocols
+
+
+@pytest.fixture
+def protocol(job):
+    """A job of the tiny model by protocol and recipe, 8 steps in all, the last two of them decaying."""
+    settings = dataclasses.replace(SETTINGS, tokens=128 * 8, warmup_fraction=0.25, decay_fraction=0.25)
+    plan = dataclasses.replace(job.scale.ablations, branch_from=0.5, branch_steps=2)
+    scale = dataclasses.replace(job.scale, training=settings, ablations=plan)
+
+    def make(name, recipe, trunk=None):
+        taken = scale_of(scale, name)
+        return dataclasses.replace(
+            job, scale=taken, recipe=fp4repro.recipe(recipe), protocol=name, trunk=trunk
+        )
+
+    return make
+
+
+def finish(job):
+    run = job.begin()
+    run.train(job.batches, held_out(job.data, run.settings), lambda: None)
+    return run
+
+
+def test_a_bf16_branch_is_the_run_that_its_trunk_was_going_to_be(protocol, tmp_path, eager):
+    trunk_job, whole = protocol("trunk", "bf16"), finish(protocol("pretrain", "bf16"))
+    trunk = finish(trunk_job)
+    assert trunk.step == 4 and trunk.column("learning_rate") == whole.column("learning_rate")[:4]
+    path = tmp_path / "trunk.pt"
+    save_checkpoint(path, trunk_job.settings(), trunk.state())
+    job = protocol("branches", "bf16", Trunk(trunk_job, path))
+    assert job.first_step == 4
+    branch = finish(job)
+    assert branch.step == 6  # where the whole run's learning rate begins to fall
+    for column in ("learning_rate", "train_loss", "gradient_norm"):
+        assert branch.column(column) == whole.column(column)[:6]
+    other = finish(protocol("branches", "nvfp4", Trunk(trunk_job, path)))
+    losses = [run.column("train_loss") for run in (other, branch)]
+    assert losses[0][:4] == losses[1][:4]
+    # The first of its own losses already comes from a quantised forward pass.
+    assert all(a != b for a, b in zip(losses[0][4:], losses[1][4:], strict=True))
+
+
+def test_a_late_switch_changes_the_linears_at_its_step_and_is_nothing_before(protocol, eager):
+    job = protocol("pretrain", "nvfp4")
+    late = dataclasses.replace(job, recipe=job.recipe.replace(late_bf16=LateBF16(0.75)))
+    plain, switched = finish(job), finish(late)
+    for column in ("train_loss", "gradient_norm"):
+        one, two = (run.column(column) for run in (plain, switched))
+        assert one[:6] == two[:6] and one[6] != two[6]  # 6 of 8 steps are done
+    assert [c.recipe.quantises for c in switched.phases.conversions] == [True, False]
+    calls = [run.phases.calls()["dy_wgrad"] for run in (plain, switched)]
+    assert calls[1] == calls[0] * 6 // 8
+
+
+def test_tokens_and_model_of_an_entry():
+    scale = load_scale(SMOKE)
+    entries = load_ablations()
+    longer = scale_of(scale, "ablations", entries["mxfp4_136"])
+    assert longer.training.steps == round(1.36 * 40) and longer.model == "tiny"
+    other = scale_of(scale, "ablations", entries["trend_short"])
+    assert (other.training.steps, other.model) == (20, "llama-tiny")
+    assert scale_of(scale, "ablations", entries["no_sr"]) == scale
+
+
 # Evaluation
 
 
@@ -300,7 +370,7 @@ def test_the_share_of_quantised_linears(data):
     layers = [("a", "nvfp4", 10, 30, ""), ("b", "bf16", 10, 10, "last blocks")]
     run = make()
     run.curve = [[1, 128, 1.0, 1.0, 1.0, 1.0]]
-    where = dict(setting="s/seed-0", scale="", device="", torch="", commit="")
+    where = dict(experiment="pretrain", setting="s/seed-0", scale="", device="", torch="", commit="")
     found = outputs.metric_rows(run, held_out(data, SETTINGS), layers, where)
     rows = {row.metric: row for row in found}
     assert rows["share_of_linear_flops_quantised"].value == 0.75
@@ -309,11 +379,11 @@ def test_the_share_of_quantised_linears(data):
 
 def test_a_job_begins_the_same_for_every_recipe(job):
     jobs = [dataclasses.replace(job, recipe=fp4repro.recipe(name)) for name in ("bf16", "nvfp4")]
-    plain, quantised = (job.begin()[0].model for job in jobs)
+    plain, quantised = (job.begin().model for job in jobs)
     assert plain.state_dict().keys() == quantised.state_dict().keys()
     for a, b in zip(plain.parameters(), quantised.parameters(), strict=True):
         assert torch.equal(a, b)
-    other = dataclasses.replace(job, seed=4).begin()[0].model
+    other = dataclasses.replace(job, seed=4).begin().model
     assert not torch.equal(other.head.weight, plain.head.weight)
     changed = {k for k, v in jobs[0].settings().items() if v != jobs[1].settings()[k]}
     assert changed == {"recipe", "recipe.fields"}

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 KEYS = ["input", "output", "log", "benchmark", "conda"]
 KEYS += ["threads", "resources", "params", "message", "shell"]
 RECIPES, SEEDS = ("bf16", "nvfp4"), (1,)
+SEEDED = {"scratch_seeds": list(SEEDS), "branch_seeds": list(SEEDS)}
 # What follows the trainings of a scale.
 REPORTS = {"pretrain_table": 1, "pretrain_figure": 1, "formats_table": 1, "formats_figure": 1, "all": 1}
 
@@ -30,25 +31,29 @@ def main():
     for name in ("scale", "recipe", "data", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--protocol", required=True)
+    parser.add_argument("--trunk", type=Path)
     a = parser.parse_args()
+    assert bool(a.trunk and a.trunk.exists()) == (a.protocol == "branches")
     if str(a.recipe) == "nvfp5":
         raise Fp4ReproError("there is no recipe 'nvfp5'")
     a.out.mkdir(parents=True, exist_ok=True)
     checkpoint = a.out / "checkpoint.pt"
     start = int(checkpoint.read_text()) if checkpoint.exists() else 0
     print(f"{a.recipe}/seed-{a.seed}: from step {start}")
-    for name in ("layers.csv", "model.safetensors", "run.json"):
+    for name in ("layers.csv", "model.safetensors", "run.json", "trunk.pt"):
         (a.out / name).write_text(f"{start}")
     if Path("kill-it").exists():
         checkpoint.write_text("5")
         Path("kill-it").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     loss = 4 + a.seed / 10 + (str(a.recipe) == "nvfp4") * (1 + a.seed / 4) / 20
-    (a.out / "curve.csv").write_text(f"tokens,validation_loss\\n1024,5.0\\n2048,{loss}\\n")
+    curve = ["step,tokens,train_loss,validation_loss", "1,1024,5.5,5.0", f"2,2048,{loss},{loss}", ""]
+    (a.out / "curve.csv").write_text("\\n".join(curve))
     values = {"validation_loss": loss, "bits_per_byte": 1.5, "tokens": 2048, "parameters": 10,
               "diverged": 0}
     schema.write_rows(a.out / "metrics.csv", [
-        schema.Row(experiment="pretrain", setting=schema.run_setting(str(a.recipe), a.seed),
+        schema.Row(experiment=a.protocol, setting=schema.run_setting(str(a.recipe), a.seed),
                    metric=metric, value=value, unit=schema.UNITS[metric], n=1, scale=a.scale.stem)
         for metric, value in values.items()])
     checkpoint.unlink(missing_ok=True)
@@ -101,7 +106,10 @@ class Workflow:
         for name in ("Snakefile", "environment.yml"):
             shutil.copy(ROOT / name, folder)
         scale = yaml.safe_load((ROOT / "configs" / "scales" / "smoke.yaml").read_text())
-        scale |= {"pretrain": {"recipes": list(RECIPES), "seeds": list(SEEDS)}}
+        scale |= {
+            "pretrain": {"recipes": list(RECIPES), "seeds": list(SEEDS)},
+            "ablations": {"scratch": ["late_end"], "branches": ["no_sr", "no_rht"], **SEEDED},
+        }
         for name in ("one", "two"):
             self.write_scale(scale | {"scale": name})
         (folder / "shelf" / "standard_ebooks").mkdir(parents=True)
@@ -292,6 +300,60 @@ def test_a_failing_run_shows_its_sentence(workflow):
     code, output = workflow.run("results/one/pretrain/nvfp5/seed-0/metrics.csv")
     assert code != 0
     assert "fp4repro.train: error: there is no recipe 'nvfp5'" in output
+    assert_a_sentence(output)
+
+
+@pytest.fixture(scope="module")
+def ablated(finished):
+    """The same workflow after `snakemake ablations`."""
+    code, output = finished.run("ablations", "--config", "scale=one")
+    assert code == 0, output
+    return finished
+
+
+def test_ablations_have_their_files_where_the_docs_say(ablated):
+    results = ablated.folder / "results" / "one"
+    runs = {str(path.parent.relative_to(results)) for path in results.rglob("metrics.csv")}
+    assert runs - {f"pretrain/{recipe}/seed-1" for recipe in RECIPES} == {
+        "ablations/late_end/seed-1",
+        *(f"branches/{name}/seed-1" for name in ("trunk", "bf16", "no_sr", "no_rht")),
+    }
+    figures = {path.name for path in (results / "figures").glob("ablations_*")}
+    assert figures == {f"ablations_{p}.{kind}" for p in ("scratch", "branches") for kind in ("png", "svg")}
+    table = (results / "tables" / "ablations.md").read_text()
+    assert "no_sr" in table and "late_end" in table and "undecided" in table
+
+
+def test_an_edited_ablation_is_trained_anew_alone(ablated):
+    path = ablated.folder / "configs" / "ablations.yaml"
+    before = path.read_text()
+    assert ablated.plan("ablations", "--config", "scale=one") == {}
+    reports = {"ablations_table": 1, "ablations_figure": 2, "ablations": 1}
+    entries = yaml.safe_load(before)
+    try:
+        entries["no_rht"]["replace"] = {"hadamard": ["dgrad", "wgrad"]}
+        path.write_text(yaml.safe_dump(entries, sort_keys=False))
+        assert ablated.plan("ablations", "--config", "scale=one") == planned(branch=1, **reports)
+        entries["no_rht"] = yaml.safe_load(before)["no_rht"] | {"note": "told otherwise"}
+        path.write_text(yaml.safe_dump(entries, sort_keys=False))
+        assert ablated.plan("ablations", "--config", "scale=one") == planned(**reports)
+    finally:
+        path.write_text(before)
+
+
+def test_an_ablation_named_by_its_file_is_trained_with_what_it_needs(workflow):
+    target = "results/laptop/ablations/no_rht/seed-0/metrics.csv"
+    assert workflow.plan(target) == planned(data=1, ablation=1)
+    target = "results/laptop/branches/signs_drawn/seed-5/metrics.csv"
+    assert workflow.plan(target) == planned(data=1, trunk=1, branch=1)
+
+
+def test_a_mistake_in_an_ablation_ends_snakemake_with_a_sentence(workflow):
+    path = workflow.folder / "configs" / "ablations.yaml"
+    path.write_text(path.read_text().replace("{hadamard_size: 2}", "{hadamard_sizes: 2}"))
+    code, output = workflow.run("ablations")
+    assert code != 0
+    assert "rht_2: recipe nvfp4 has no field 'hadamard_sizes'" in output
     assert_a_sentence(output)
 
 

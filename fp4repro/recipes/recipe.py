@@ -58,6 +58,23 @@ class KeepBF16:
         return any(fnmatch(name, pattern) for pattern in self.names)
 
 
+@dataclass(frozen=True)
+class LateBF16:
+    """Products that leave 4 bits for BF16 when the share `after` of a run's steps is done, to the end
+    (arXiv 2509.25149, appendix D)."""
+
+    after: float
+    products: tuple[str, ...] = PRODUCTS
+
+    def __post_init__(self) -> None:
+        wrong = [p for p in self.products if p not in PRODUCTS]
+        if wrong or not self.products or not 0 < self.after < 1:
+            raise Fp4ReproError(
+                f"LateBF16(after={self.after}, products={self.products}): after must lie between 0 and 1 "
+                f"and products must be some of {', '.join(PRODUCTS)}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """See the module docstring; `fp4repro.recipe(name)` returns the published ones.
@@ -71,6 +88,7 @@ class Recipe:
     accumulate      how products of two FP4 operands are summed: "fp32", or "blackwell" as its units
                     do (`core.accumulate`); other products are always summed in FP32
     lora_svd        leading directions of W in BF16, the residual quantised (`recipes.projections`)
+    late_bf16       products that go to BF16 late in the run, None for none; see `at`
     """
 
     name: str
@@ -89,6 +107,7 @@ class Recipe:
     wgrad_dtype: Literal["bf16", "fp32"] = "bf16"
     accumulate: Accumulate = "fp32"
     lora_svd: LoraSVD | None = None
+    late_bf16: LateBF16 | None = None
 
     def __post_init__(self) -> None:
         for given, known, what in (
@@ -126,6 +145,19 @@ class Recipe:
         if self.lora_svd is None:
             return self
         return replace(self, lora_svd=replace(self.lora_svd, every=self.lora_svd.every_in(steps)))
+
+    def at(self, done: float) -> "Recipe":
+        """The recipe that holds once the share `done` of a run's steps is done."""
+        late = self.late_bf16
+        if late is None or done < late.after:
+            return self
+        bf16 = dict.fromkeys(slot for slot in SLOTS if slot.split("_")[1] in late.products)
+        hadamard = tuple(product for product in self.hadamard if product not in late.products)
+        return replace(self, **bf16, hadamard=hadamard)
+
+    def same_as(self, other: "Recipe") -> bool:
+        """Whether both are the same arithmetic, whatever their names."""
+        return self == replace(other, name=self.name)
 
     def replace(self, **changes: object) -> "Recipe":
         """The recipe with other fields; a wrong name is refused with the list of the right ones."""

@@ -3,12 +3,17 @@
 import argparse
 from pathlib import Path
 
+from fp4repro.ablations import load_ablations
 from fp4repro.config import load_scale
-from fp4repro.errors import run_stage
+from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import atomic_write
+from fp4repro.report.ablations import ablation_rows
+from fp4repro.report.ablations_markdown import ablations_markdown
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.formats import formats_markdown
+from fp4repro.report.gaps import Outcomes
 from fp4repro.report.markdown import pretrain_markdown
+from fp4repro.report.plan import PROTOCOLS, plans
 from fp4repro.report.projection_tables import projections_markdown
 from fp4repro.report.published import load_published
 from fp4repro.report.runs import Runs, load_runs
@@ -43,6 +48,18 @@ def main() -> None:
     projections.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
     projections.add_argument("--png", type=Path, required=True)
     projections.add_argument("--svg", type=Path, required=True)
+    ablations = _command(commands, "ablations", _ablations, "table and figures of the ablations")
+    ablations.add_argument("--results", type=Path, required=True, help="folder results/<scale>")
+    ablations.add_argument("--published", type=Path, default=Path("configs/published.yaml"))
+    ablations.add_argument("--table", type=Path, required=True, help="CSV to write")
+    ablations.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
+
+    forest = _command(commands, "ablations-figure", _ablations_figure, "forest plot of the ablations")
+    forest.add_argument("--results", type=Path, required=True, help="folder results/<scale>")
+    forest.add_argument("--protocol", choices=PROTOCOLS, required=True)
+    forest.add_argument("--table", type=Path, required=True, help="CSV of the ablation table")
+    forest.add_argument("--png", type=Path, required=True)
+    forest.add_argument("--svg", type=Path, required=True)
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -96,6 +113,24 @@ def _projections(arguments: argparse.Namespace) -> None:
     rows = parse_rows(arguments.table)
     _write(arguments.markdown, projections_markdown(rows))
     projections_figure(rows, arguments.png, arguments.svg)
+
+
+def _ablations(arguments: argparse.Namespace) -> None:
+    scale, entries = load_scale(arguments.scale), load_ablations()
+    rows = ablation_rows(scale, entries, load_published(arguments.published), arguments.results)
+    write_rows(arguments.table, rows)
+    _write(arguments.markdown, ablations_markdown(rows, entries))
+
+
+def _ablations_figure(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.ablations_figure import ablations_figure
+
+    scale, entries = load_scale(arguments.scale), load_ablations()
+    plan = next((p for p in plans(scale, entries) if p.protocol == arguments.protocol), None)
+    if plan is None:
+        raise Fp4ReproError(f"scale {scale.scale} plans no ablations under the protocol {arguments.protocol}")
+    outcomes = Outcomes(plan, arguments.results)
+    ablations_figure(parse_rows(arguments.table), entries, outcomes, arguments.png, arguments.svg)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -1,5 +1,7 @@
 """`python -m fp4repro.train --scale FILE --recipe NAME --seed N --data DIR --out DIR`: one run.
 
+`--protocol` says how it is made (`fp4repro.train.protocols`); without it, from scratch.
+
 Killed and started again with the same options, it goes on from its last checkpoint and ends with
 the same bytes in `metrics.csv`, `curve.csv` and `model.safetensors` as a run left alone.
 """
@@ -11,46 +13,64 @@ from pathlib import Path
 
 import torch
 
-import fp4repro
+from fp4repro.ablations import load_ablations, recipe_or_ablation
 from fp4repro.config import load_scale
+from fp4repro.core.compiled import compile_nothing
 from fp4repro.data.tokens import open_tokens
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.train import provenance
 from fp4repro.train.checkpoint import load_checkpoint, save_checkpoint
 from fp4repro.train.evaluate import held_out
-from fp4repro.train.job import Job, model_of
+from fp4repro.train.job import Job, Trunk, model_of
 from fp4repro.train.memory import keep_freed_memory
 from fp4repro.train.outputs import write_outputs
 from fp4repro.train.progress import Progress
+from fp4repro.train.protocols import BRANCHES, PRETRAIN, PROTOCOLS, TRUNK, scale_of
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="fp4repro.train", description="Train one model.")
     parser.add_argument("--scale", type=Path, required=True, help="a file of configs/scales")
-    parser.add_argument("--recipe", required=True, help="name of a recipe, such as bf16 or nvfp4")
+    parser.add_argument(
+        "--recipe",
+        required=True,
+        help="a recipe, such as nvfp4, or an entry of configs/ablations.yaml",
+    )
+    parser.add_argument(
+        "--protocol", choices=PROTOCOLS, default=PRETRAIN, help="see fp4repro.train.protocols"
+    )
+    parser.add_argument("--trunk", type=Path, help="checkpoint that a run of the protocol branches leaves")
     parser.add_argument("--seed", type=int, required=True, help="of weights, data and rounding")
     parser.add_argument("--data", type=Path, required=True, help="folder that fp4repro.data wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder for the run's files")
     arguments = parser.parse_args()
     if not 0 <= arguments.seed < 2**32:
         raise Fp4ReproError(f"the seed is {arguments.seed}, but must be from 0 to {2**32 - 1}")
-    scale = load_scale(arguments.scale)
-    job = Job(
-        scale=scale,
-        recipe=fp4repro.recipe(arguments.recipe),
-        model=model_of(scale),
-        seed=arguments.seed,
-        device=provenance.choose_device(scale.device),
-        data=open_tokens(arguments.data, scale),
-    )
-    train(job, arguments.out)
+    if (arguments.protocol == BRANCHES) != bool(arguments.trunk):
+        raise Fp4ReproError("--protocol branches and --trunk FILE belong together: give both or neither")
+    train(job_of(arguments), arguments.out)
+
+
+def job_of(arguments: argparse.Namespace) -> Job:
+    """The run that the command line names."""
+    scale, ablations = load_scale(arguments.scale), load_ablations()
+    device = provenance.choose_device(scale.device)
+    data = open_tokens(arguments.data, scale)
+
+    def job(protocol: str, name: str, trunk: Trunk | None = None) -> Job:
+        taken = scale_of(scale, protocol, ablations.get(name))
+        recipe = recipe_or_ablation(name, ablations)
+        return Job(taken, model_of(taken), recipe, arguments.seed, data, device, protocol, trunk)
+
+    trunk = Trunk(job(TRUNK, "bf16"), arguments.trunk) if arguments.trunk else None
+    return job(arguments.protocol, arguments.recipe, trunk)
 
 
 def train(job: Job, out: Path) -> None:
     """Train one run, from its checkpoint where there is one, and write its files."""
     began = time.perf_counter()
     set_up_torch(job)
-    run, conversion = job.begin()
+    run = job.begin()
     checkpoint, settings = out / "checkpoint.pt", job.settings()
     sessions = []  # one for each process that has trained on this run
     state = load_checkpoint(checkpoint, settings)
@@ -75,17 +95,21 @@ def train(job: Job, out: Path) -> None:
     held = held_out(job.data, run.settings)
     run.train(job.batches, held, after_step)
     session["tokens_per_second"] = progress.tokens_per_second(run.step)
-    session["operands_quantised"] = conversion.calls()
+    session["operands_quantised"] = run.phases.calls()
     progress.close()
     if run.diverged:
         progress.say(run.diverged)
-    write_outputs(out, job, run, conversion, held, sessions)
+    if job.protocol == TRUNK and not run.diverged:
+        save_checkpoint(out / "trunk.pt", settings, run.state())
+    write_outputs(out, job, run, run.phases.conversion, held, sessions)
     checkpoint.unlink(missing_ok=True)
 
 
 def set_up_torch(job: Job) -> None:
     """Threads, and kernels that give the same bits each time."""
     torch.set_num_threads(job.scale.threads)
+    if not job.scale.compile:
+        compile_nothing()
     keep_freed_memory()
     if job.device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,7 +1,8 @@
-"""One run as it is asked for: scale, recipe and seed, with what follows from them."""
+"""One run as it is asked for: scale, recipe, seed and protocol, with what follows from them."""
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +12,15 @@ from fp4repro.config import Scale
 from fp4repro.data.batches import Batches
 from fp4repro.data.tokens import TokenData
 from fp4repro.errors import Fp4ReproError
-from fp4repro.layers import Conversion, follow_splits
+from fp4repro.files import sha256
+from fp4repro.layers import follow_splits
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import adamw
 from fp4repro.report.schema import run_setting
+from fp4repro.train.checkpoint import load_checkpoint
 from fp4repro.train.loop import Run
+from fp4repro.train.phases import Phases
+from fp4repro.train.protocols import PRETRAIN
 
 
 def model_of(scale: Scale) -> ModelConfig:
@@ -31,6 +36,20 @@ def model_of(scale: Scale) -> ModelConfig:
 
 
 @dataclass(frozen=True)
+class Trunk:
+    """The run that branches leave, and the checkpoint that it kept at its end."""
+
+    job: "Job"
+    path: Path
+
+    def state(self) -> dict[str, Any]:
+        state = load_checkpoint(self.path, self.job.settings())
+        if state is None:
+            raise Fp4ReproError(f"{self.path} does not exist: train the trunk of seed {self.job.seed} first")
+        return state
+
+
+@dataclass(frozen=True)
 class Job:
     """All that decides a run's bits."""
 
@@ -40,6 +59,13 @@ class Job:
     seed: int
     data: TokenData
     device: torch.device
+    protocol: str = PRETRAIN
+    trunk: Trunk | None = None  # what a branch leaves
+
+    @property
+    def first_step(self) -> int:
+        """Steps that the trunk has done."""
+        return self.trunk.job.scale.training.steps if self.trunk else 0
 
     @property
     def label(self) -> str:
@@ -51,15 +77,18 @@ class Job:
         training = self.scale.training
         return Batches(self.data.train, training.batch, training.context, self.seed)
 
-    def begin(self) -> tuple[Run, Conversion]:
-        """The run before its first step, and what its recipe did to the model."""
+    def begin(self) -> Run:
+        """The run before its first step."""
         training = self.scale.training
         model = HybridModel(self.model, generator=torch.Generator().manual_seed(self.seed))
-        conversion = fp4repro.convert(model, self.recipe.for_run(training.steps), seed=self.seed)
+        phases = Phases(model, self.recipe.for_run(training.steps), self.seed, training.steps)
         model.to(self.device)
         optimizer = adamw(model, training.learning_rate, training.betas, training.eps, training.weight_decay)
         follow_splits(model, optimizer)
-        return Run(model, optimizer, training, self.device), conversion
+        run = Run(model, optimizer, training, self.device, phases)
+        if self.trunk:
+            run.restore(self.trunk.state())
+        return run
 
     def settings(self) -> dict[str, Any]:
         """The same as plain values, flat, by which a checkpoint knows its run."""
@@ -70,7 +99,10 @@ class Job:
             "training": training,
             "data": self.data.checksums,
         }
+        if self.trunk:
+            parts["trunk"] = {"sha256": sha256(self.trunk.path)}
         return {
+            "protocol": self.protocol,
             "recipe": self.recipe.name,
             "recipe.fields": repr(self.recipe),
             "seed": self.seed,

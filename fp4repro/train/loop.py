@@ -18,6 +18,7 @@ from fp4repro.config import Training
 from fp4repro.data.batches import Batches
 from fp4repro.layers import carried_state, restore_carried_state
 from fp4repro.train.evaluate import HeldOut, microbatches, validation_loss
+from fp4repro.train.phases import Phases
 from fp4repro.train.schedule import learning_rate
 
 CURVE = ("step", "tokens", "learning_rate", "train_loss", "gradient_norm", "validation_loss")
@@ -31,6 +32,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     settings: Training
     device: torch.device
+    phases: Phases | None = None  # None: the model stays as it is
     curve: list[list[float | None]] = field(default_factory=list)
     diverged: str = ""  # what was not finite, and when
 
@@ -76,6 +78,8 @@ class Run:
     def _advance(self, tokens: np.ndarray, targets: np.ndarray, held: HeldOut) -> None:
         """One step: tokens and targets are (batch, context)."""
         step, settings = self.step, self.settings
+        if self.phases:
+            self.phases.enter(self.model, step)
         rate = learning_rate(step, settings)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

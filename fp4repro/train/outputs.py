@@ -1,7 +1,8 @@
 """The files of a finished run: metrics, curve, layers, weights, and what made them.
 
-`metrics.csv` comes last: where it is, the others are. It and the curve hold nothing that differs
-between two runs of the same settings; times are in `run.json`.
+`metrics.csv` comes last: where it is, the others are. A branch's curve has its own steps, without
+the trunk's. Metrics and curve hold nothing that differs between two runs of the same settings; times
+are in `run.json`.
 """
 
 import csv
@@ -21,6 +22,7 @@ from fp4repro.report import schema
 from fp4repro.train.evaluate import HeldOut
 from fp4repro.train.job import Job
 from fp4repro.train.loop import CURVE, Run
+from fp4repro.train.protocols import KEEP_WEIGHTS
 from fp4repro.train.provenance import device_name
 
 LAYERS = ("name", "precision", "in", "out", "reason")
@@ -36,6 +38,7 @@ def write_outputs(
 ) -> None:
     """Write all files of a run; `sessions` tells which processes trained it, and when."""
     where = {
+        "experiment": job.protocol,
         "setting": job.label,
         "scale": job.scale.scale,
         "device": device_name(job.device),
@@ -44,12 +47,13 @@ def write_outputs(
     }
     about = {"sessions": sessions, "settings": job.settings(), "scale_file": asdict(job.scale)}
     layers = layer_rows(run.model, conversion)
-    with atomic_write(out / "model.safetensors") as temporary:
-        save_file({k: v.contiguous() for k, v in run.model.state_dict().items()}, temporary)
+    if job.protocol in KEEP_WEIGHTS:
+        with atomic_write(out / "model.safetensors") as temporary:
+            save_file({k: v.contiguous() for k, v in run.model.state_dict().items()}, temporary)
     with atomic_write(out / "run.json") as temporary:
         temporary.write_text(json.dumps(where | about, indent=2) + "\n", encoding="utf-8")
     _write_csv(out / "layers.csv", LAYERS, layers)
-    _write_csv(out / "curve.csv", CURVE, run.curve)
+    _write_csv(out / "curve.csv", CURVE, run.curve[job.first_step :])
     schema.write_rows(out / "metrics.csv", metric_rows(run, held, layers, where))
 
 
@@ -94,7 +98,6 @@ def metric_rows(run: Run, held: HeldOut, layers: list[tuple], where: dict[str, s
         notes |= dict.fromkeys((*losses, schema.DIVERGED), run.diverged)
     return [
         schema.Row(
-            experiment="pretrain",
             metric=metric,
             value=value,
             unit=UNITS[metric],

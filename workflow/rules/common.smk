@@ -10,18 +10,23 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from fp4repro.ablations import load_ablations, recipe_or_ablation
 from fp4repro.config import SCHEMAS, check, load_scale, read_yaml
 from fp4repro.data.files import VARIABLE
 from fp4repro.errors import Fp4ReproError, run_stage
+from fp4repro.report.plan import plans
+from fp4repro.train.protocols import scale_of
 
 SCALE_FILES = Path("configs/scales")
 SCALES = {}
+ENTRIES = {}
 
 
 def read_config():
     """Check the configuration and every scale file; a mistake ends Snakemake with a sentence."""
     schema = read_yaml(SCHEMAS / "config.schema.yaml")
     check(dict(config), schema, Path("configs/default.yaml (or --config)"))
+    ENTRIES.update(load_ablations(Path("configs/ablations.yaml")))
     for path in sorted(SCALE_FILES.glob("*.yaml")):
         SCALES[path.stem] = load_scale(path)
     if config["scale"] not in SCALES:
@@ -50,15 +55,25 @@ def data_settings(wildcards):
     return json.dumps(settings, sort_keys=True)
 
 
-def training_settings(wildcards):
-    """What a run's bits depend on beside its data, recipe and seed."""
-    scale = asdict(SCALES[wildcards.scale])
-    settings = {
-        key: scale[key] for key in ("model_overrides", "training", "device", "threads")
-    }
-    settings["model"] = read_yaml(SCALES[wildcards.scale].model_path)
-    del settings["training"]["checkpoint_every"]
-    return json.dumps(settings, sort_keys=True)
+def run_settings(protocol):
+    """An input function: what a run's bits depend on beside its data and seed, and for pretraining
+    beside its recipe, which is code. An ablation's are its entry's alone."""
+
+    def settings(wildcards):
+        entry = ENTRIES.get(wildcards.get("recipe"))
+        taken = scale_of(SCALES[wildcards.scale], protocol, entry)
+        scale = asdict(taken)
+        found = {
+            key: scale[key]
+            for key in ("model_overrides", "training", "device", "threads")
+        }
+        found["model"] = read_yaml(taken.model_path)
+        del found["training"]["checkpoint_every"]
+        if entry and protocol != "pretrain":
+            found["recipe"] = repr(entry.recipe)
+        return json.dumps(found, sort_keys=True)
+
+    return settings
 
 
 def pretrain_runs(scale, name):
@@ -86,6 +101,31 @@ def pretrain_results(scale):
     Tables and figures may come with a clone; weights never do, so that asking for them trains there.
     """
     return [*pretrain_runs(scale, "model.safetensors"), *results_of("pretrain", scale)]
+
+
+def ablation_runs(name):
+    """An input function: the file of that name of every run that the scale's ablations need."""
+
+    def files(wildcards):
+        return [
+            f"results/{wildcards.scale}/{folder}/{name}"
+            for plan in plans(SCALES[wildcards.scale], ENTRIES)
+            for folder in plan.folders()
+        ]
+
+    return files
+
+
+def ablation_results(scale):
+    """Tables and figures of the ablations; nothing where the scale plans none."""
+    protocols = [plan.protocol for plan in plans(SCALES[scale], ENTRIES)]
+    names = [f"tables/ablations.{suffix}" for suffix in ("csv", "md")]
+    names += [
+        f"figures/ablations_{protocol}.{suffix}"
+        for protocol in protocols
+        for suffix in ("png", "svg")
+    ]
+    return [f"results/{scale}/{name}" for name in names if protocols]
 
 
 def folders(wildcards, input):
@@ -121,5 +161,6 @@ onstart:
 
 wildcard_constraints:
     scale="|".join(SCALES),
+    protocol="scratch|branches",
     recipe="[^/]+",
     seed="0|[1-9][0-9]*",

@@ -19,12 +19,14 @@ rule train:
     params:
         data=subpath(input[0], parent=True),
         out=subpath(output.metrics, parent=True),
-        settings=training_settings,
+        recipe="{recipe}",
+        protocol="pretrain",
+        settings=run_settings("pretrain"),
     message:
         "Train {wildcards.recipe}, seed {wildcards.seed}, at scale {wildcards.scale}"
     shell:
         "python -m fp4repro.train --scale configs/scales/{wildcards.scale}.yaml"
-        " --recipe {wildcards.recipe} --seed {wildcards.seed} --data {params.data}"
+        " --protocol {params.protocol} --recipe {params.recipe} --seed {wildcards.seed} --data {params.data}"
         " --out {params.out} 2>&1 | tee {log}"
 
 

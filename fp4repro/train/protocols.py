@@ -1,0 +1,39 @@
+"""The protocols by which runs are made, and what each changes in the scale.
+
+pretrain    a recipe from scratch
+ablations   an entry of configs/ablations.yaml from scratch, in the run that the entry asks for
+trunk       BF16 until the share `branch_from` of a run's steps, in the stable phase, and kept
+branches    an entry (or recipe) from a trunk's weights, optimiser state and place in the data, at the peak
+            learning rate: the paper's own way for its 12B ablations (arXiv 2509.25149, figure 4)
+
+A trunk's steps, and a branch's, are those of one run of the scale whose learning rate has not begun to
+fall, so a BF16 branch is the scale's BF16 run at that step.
+"""
+
+from dataclasses import replace
+
+from fp4repro.ablations import Ablation
+from fp4repro.config import Scale
+
+PRETRAIN, ABLATIONS, TRUNK, BRANCHES = PROTOCOLS = ("pretrain", "ablations", "trunk", "branches")
+KEEP_WEIGHTS = (PRETRAIN, TRUNK)  # an ablation is asked for its losses alone
+
+
+def trunk_steps(scale: Scale) -> int:
+    return round(scale.ablations.branch_from * scale.training.steps)
+
+
+def scale_of(scale: Scale, protocol: str, ablation: Ablation | None = None) -> Scale:
+    """The scale as a run of this protocol takes it."""
+    training = scale.training
+    if protocol == ABLATIONS and ablation:
+        tokens = round(ablation.run.tokens * training.steps) * training.tokens_per_step
+        scale = replace(scale, training=replace(training, tokens=tokens))
+        model = ablation.run.model
+        return replace(scale, model=model, model_overrides={}) if model else scale
+    if protocol in (TRUNK, BRANCHES):
+        steps = trunk_steps(scale) + (scale.ablations.branch_steps if protocol == BRANCHES else 0)
+        warmup = round(training.warmup_fraction * training.steps)
+        stable = {"warmup_fraction": warmup / steps, "decay_fraction": 0.0}
+        return replace(scale, training=replace(training, tokens=steps * training.tokens_per_step, **stable))
+    return scale
