@@ -1,6 +1,16 @@
 """Training recipes as frozen data."""
 
 from fp4repro.recipes.named import recipe, recipe_names
+from fp4repro.recipes.optimizer import OptimizerRecipe, StateCodec
 from fp4repro.recipes.recipe import PRODUCTS, SLOTS, KeepBF16, Recipe
 
-__all__ = ["PRODUCTS", "SLOTS", "KeepBF16", "Recipe", "recipe", "recipe_names"]
+__all__ = [
+    "PRODUCTS",
+    "SLOTS",
+    "KeepBF16",
+    "OptimizerRecipe",
+    "Recipe",
+    "StateCodec",
+    "recipe",
+    "recipe_names",
+]

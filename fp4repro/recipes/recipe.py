@@ -17,6 +17,7 @@ from fp4repro.core.accumulate import Accumulate, check_accumulate
 from fp4repro.core.formats import BlockFormat
 from fp4repro.core.hadamard import SIZES, Signs
 from fp4repro.errors import Fp4ReproError
+from fp4repro.recipes.optimizer import ADAMW, OptimizerRecipe
 
 SLOTS = ("x_fprop", "w_fprop", "dy_dgrad", "w_dgrad", "dy_wgrad", "x_wgrad")
 PRODUCTS = ("fprop", "dgrad", "wgrad")
@@ -69,6 +70,7 @@ class Recipe:
     wgrad_dtype     type that weight gradients are rounded to; FP32 costs an FP32 product on a CPU
     accumulate      how products of two FP4 operands are summed: "fp32", or "blackwell" as its units
                     do (`core.accumulate`); other products are always summed in FP32
+    optimizer       AdamW or Muon and how their states are stored; plain AdamW with FP32 states by default
     """
 
     name: str
@@ -86,6 +88,7 @@ class Recipe:
     keep: KeepBF16 = KeepBF16()
     wgrad_dtype: Literal["bf16", "fp32"] = "bf16"
     accumulate: Accumulate = "fp32"
+    optimizer: OptimizerRecipe = ADAMW
 
     def __post_init__(self) -> None:
         for given, known, what in (

@@ -13,7 +13,7 @@ from fp4repro.data.tokens import TokenData
 from fp4repro.errors import Fp4ReproError
 from fp4repro.layers import Conversion
 from fp4repro.models import HybridModel, ModelConfig
-from fp4repro.optim import adamw
+from fp4repro.optim import build_optimizer
 from fp4repro.report.schema import run_setting
 from fp4repro.train.loop import Run
 
@@ -57,7 +57,7 @@ class Job:
         model = HybridModel(self.model, generator=torch.Generator().manual_seed(self.seed))
         conversion = fp4repro.convert(model, self.recipe, seed=self.seed)
         model.to(self.device)
-        optimizer = adamw(model, training.learning_rate, training.betas, training.eps, training.weight_decay)
+        optimizer = build_optimizer(model, self.recipe.optimizer, training, self.seed)
         return Run(model, optimizer, training, self.device), conversion
 
     def settings(self) -> dict[str, Any]:
