@@ -81,6 +81,15 @@ class Pretrain:
 
 
 @dataclass(frozen=True)
+class FullstackOptim:
+    matrix: int  # side of the matrices that are multiplied and orthogonalised
+    steps: int
+    width: int  # of the tiny language model
+    trained: tuple[str, ...]  # names of fullstack.optimizer_states.recipes
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Scale:
     scale: str
     description: str
@@ -91,6 +100,7 @@ class Scale:
     tokenizer: Tokenizer
     training: Training
     pretrain: Pretrain
+    fullstack_optim: FullstackOptim
     device: Literal["auto", "cpu", "cuda"]
     threads: int
     log_every: int | None
@@ -112,6 +122,7 @@ def load_scale(path: str | Path) -> Scale:
         "tokenizer": Tokenizer(**filled["tokenizer"]),
         "training": Training(**_tuples(filled["training"])),
         "pretrain": Pretrain(**_tuples(filled["pretrain"])),
+        "fullstack_optim": FullstackOptim(**_tuples(filled["fullstack_optim"])),
     }
     scale = Scale(**{"log_every": None} | filled | parts)
     _raise(list(_faults(scale, path)))

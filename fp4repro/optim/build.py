@@ -57,5 +57,3 @@ def _split(groups: list[dict], matrices: set[int]) -> list[dict]:
         for muon in (True, False)
     ]
     return [group for group in split if group["params"]]
-
-

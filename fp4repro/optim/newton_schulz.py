@@ -96,9 +96,7 @@ def nvfp4_gemm(fmt: BlockFormat = NVFP4) -> Gemm:
 
     def gemm(a: Tensor, b: Tensor) -> Tensor:
         left, left_scale = quantize_operand(a, fmt, nonfinite="poison")
-        right, right_scale = (
-            (left, left_scale) if b is a else quantize_operand(b, fmt, nonfinite="poison")
-        )
+        right, right_scale = (left, left_scale) if b is a else quantize_operand(b, fmt, nonfinite="poison")
         return product(left, right.T, left_scale * right_scale, torch.bfloat16)
 
     return gemm

@@ -79,7 +79,9 @@ class NVFP4AdamW(torch.optim.Optimizer):
     def _named(self) -> Iterable[tuple[str, Tensor]]:
         number = 0
         for group in self.param_groups:
-            names = group.get("param_names") or [f"parameter {number + i}" for i in range(len(group["params"]))]
+            names = group.get("param_names") or [
+                f"parameter {number + i}" for i in range(len(group["params"]))
+            ]
             yield from zip(names, group["params"], strict=True)
             number += len(names)
 
@@ -131,15 +133,14 @@ class NVFP4AdamW(torch.optim.Optimizer):
                 for moment in MOMENTS:
                     self.state[p][moment] = torch.zeros_like(p, memory_format=torch.preserve_format)
         states = [self.state[p] for p in params]
-        fused = all(local(p).device.type in ("cpu", "cuda") for p in params)
-        steps = [s["step"].to(local(p).device) if fused else s["step"] for p, s in zip(params, states, strict=True)]
+        steps = [state["step"].to(local(p).device) for p, state in zip(params, states, strict=True)]
         torch_adamw(
             [local(p) for p in params],
             [local(p.grad) for p in params],
             *([local(s[moment]) for s in states] for moment in MOMENTS),
             [],
             steps,
-            fused=fused,
+            fused=True,
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],

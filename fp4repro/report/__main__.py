@@ -9,6 +9,7 @@ from fp4repro.files import atomic_write
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.markdown import pretrain_markdown
+from fp4repro.report.optimizer_tables import optimizer_markdown
 from fp4repro.report.published import load_published
 from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
@@ -36,6 +37,12 @@ def main() -> None:
     formats.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
     formats.add_argument("--png", type=Path, required=True)
     formats.add_argument("--svg", type=Path, required=True)
+
+    optimizer = _command(commands, "optimizer", _optimizer, "Markdown and figure of a study of the optimizer")
+    optimizer.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fullstack wrote")
+    optimizer.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
+    optimizer.add_argument("--png", type=Path, required=True)
+    optimizer.add_argument("--svg", type=Path, required=True)
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -81,6 +88,14 @@ def _formats(arguments: argparse.Namespace) -> None:
     rows = parse_rows(arguments.table)
     _write(arguments.markdown, formats_markdown(rows))
     formats_figure(rows, arguments.png, arguments.svg)
+
+
+def _optimizer(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.optimizer_figure import optimizer_figure
+
+    rows = parse_rows(arguments.table)
+    _write(arguments.markdown, optimizer_markdown(rows))
+    optimizer_figure(rows, arguments.png, arguments.svg)
 
 
 def _check(arguments: argparse.Namespace) -> None:
