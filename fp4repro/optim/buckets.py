@@ -22,19 +22,19 @@ LARGEST = 2**20  # elements of a bucket of several parameters
 def make_step(first: StateCodec | None, second: StateCodec | None) -> Callable[..., Tensor]:
     """One AdamW step of a bucket, in place: the moments decoded, advanced, used, and encoded again.
 
-    The update uses the moments before they are encoded. `hyper`, float32 (6,): 1 - lr * decay, beta1,
-    beta2, lr / correction1, 1 / sqrt(correction2), eps.
+    The update uses the moments before they are encoded. `hyper`, float32 (7,): 1 - lr * decay, 1 - beta1,
+    beta2, 1 - beta2, lr / correction1, 1 / sqrt(correction2), eps.
     """
     count = len(fields_of(first))
 
     def step(
         p: Tensor, g: Tensor, owner: Tensor, lengths: Tensor, hyper: Tensor, noise: Tensor, *stored: Tensor
     ) -> Tensor:
-        keep, beta1, beta2, rate, unbias, eps = hyper.unbind()
+        keep, take1, beta2, take2, rate, unbias, eps = hyper.unbind()
         m = decode(stored[:count], first, owner)
         v = decode(stored[count:], second, owner)
-        m = m + (g - m) * (1 - beta1)
-        v = v * beta2 + g * g * (1 - beta2)
+        m = m + (g - m) * take1
+        v = v * beta2 + g * g * take2
         p.copy_(p * keep - rate * m / (v.sqrt() * unbias + eps))
         new = *encode(m, first, owner, lengths, noise[0]), *encode(v, second, owner, lengths, noise[1])
         for old, value in zip(stored, new, strict=True):

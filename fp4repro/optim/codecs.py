@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from fp4repro.core import kernels
-from fp4repro.core.hadamard import hadamard_matrix
+from fp4repro.core.hadamard import SIZES, hadamard_matrix
 from fp4repro.core.tensor import kernel_format, load_scales, store_scales
 from fp4repro.recipes.optimizer import BLOCK, Linear4, StateCodec
 
+_HADAMARD = {size: hadamard_matrix(size, "none") for size in SIZES}
 TINY = 1e-38  # below it, what is divided or taken the logarithm of is as good as zero
 EPS = 1e-8  # of the inverse square root
 
@@ -47,8 +48,7 @@ def rotate(x: Tensor, size: int) -> Tensor:
     """Runs of `size` values, whatever x's shape, times the symmetric Hadamard matrix: its own inverse."""
     if not size:
         return x
-    matrix = hadamard_matrix(size, "none").to(x.device)
-    return (x.reshape(-1, size) @ matrix).view(x.shape)
+    return (x.reshape(-1, size) @ _HADAMARD[size].to(x.device)).view(x.shape)
 
 
 def transform(x: Tensor, codec: StateCodec) -> tuple[Tensor, Tensor | None]:
@@ -60,7 +60,7 @@ def transform(x: Tensor, codec: StateCodec) -> tuple[Tensor, Tensor | None]:
     if codec.centre:
         tiles = y.reshape(-1, codec.tile)
         if codec.centre == "mean":
-            centre = (kernels.pairwise_sum(tiles, 1) / codec.tile).bfloat16()
+            centre = tiles.mean(1, keepdim=True).bfloat16()
         else:
             centre = _down_to_bf16(tiles.amax(1, keepdim=True))
         z = tiles - centre.float()

@@ -212,4 +212,4 @@ def hyper_of(group: dict, step: int) -> tuple[float, ...]:
     beta1, beta2 = group["betas"]
     rate, decay = float(group["lr"]), group["weight_decay"]
     unbias = 1 / math.sqrt(1 - beta2**step)
-    return 1 - rate * decay, beta1, beta2, rate / (1 - beta1**step), unbias, group["eps"]
+    return 1 - rate * decay, 1 - beta1, beta2, 1 - beta2, rate / (1 - beta1**step), unbias, group["eps"]
