@@ -345,3 +345,28 @@ def test_a_sparse_gradient_is_refused_with_a_sentence():
 def test_settings_that_do_not_fit_are_refused(fields, sentence):
     with pytest.raises(Fp4ReproError, match=sentence):
         StateCodec(**fields)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no distributed package")
+def test_a_sharded_parameter_is_stepped_on_the_ranks_shard(tmp_path):
+    """FSDP2's tensors: rank 0 of one process steps its shard as it would a parameter of that shape."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole = torch.randn(64, 128, generator=draw())
+        sharded = nn.Parameter(distribute_tensor(whole.clone(), mesh, [Shard(0)]))
+        plain = nn.Parameter(whole.clone())
+        plain.grad = torch.randn(whole.shape, generator=draw(1))
+        sharded.grad = distribute_tensor(plain.grad.clone(), mesh, [Shard(0)])
+        optimizer = NVFP4AdamW([sharded])
+        assert not optimizer.kept
+        optimizer.step()
+        NVFP4AdamW([plain]).step()
+        assert torch.equal(sharded.to_local(), plain)
+        assert not torch.equal(plain, whole)
+    finally:
+        distributed.destroy_process_group()

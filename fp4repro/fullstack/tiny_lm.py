@@ -22,7 +22,7 @@ from fp4repro.recipes import OptimizerRecipe
 
 TEXT_BYTES = 2_000_000  # of training text; a twentieth of that is held out
 WINDOWS = 64  # of the validation loss
-WARM_UP = 20  # steps whose training loss is not looked at for "largest later loss"
+WARM_UP = 20  # steps, or half of a shorter run, whose training loss does not count as a later one
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def run(
         norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         if not math.isfinite(loss.item() + norm.item()):
             return Outcome(None, None, f"diverged: not finite at step {step + 1}")
-        if step >= WARM_UP:
+        if step >= min(WARM_UP, setup.steps // 2):
             largest = max(largest, loss.item())
         built.step()
         if after is not None:

@@ -63,7 +63,7 @@ MEANING = {
     INFLATION: "largest factor by which an element's next step grew",
     BITS: "stored bits an element",
     VALIDATION_LOSS: "validation loss of the tiny language model",
-    LARGEST_LOSS: "its largest training loss after step 20",
+    LARGEST_LOSS: "its largest training loss after step 20, or half of a shorter run",
 }
 _TITLES = {
     "optimizer_states": "Optimizer states in 4 bits",

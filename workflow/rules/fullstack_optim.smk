@@ -18,10 +18,10 @@ rule fullstack_optim_table:
         "results/{scale}/logs/{study}_table.log",
     benchmark:
         "results/{scale}/benchmarks/{study}_table.tsv"
-    conda:
-        "../../environment.yml"
     wildcard_constraints:
         study="|".join(OPTIM_STUDIES),
+    conda:
+        "../../environment.yml"
     threads: lambda wildcards: SCALES[wildcards.scale].threads
     params:
         settings=optim_settings,
@@ -62,10 +62,10 @@ rule fullstack_optim_figure:
         "results/{scale}/logs/{study}_figure.log",
     benchmark:
         "results/{scale}/benchmarks/{study}_figure.tsv"
-    conda:
-        "../../environment.yml"
     wildcard_constraints:
         study="|".join(OPTIM_STUDIES),
+    conda:
+        "../../environment.yml"
     threads: 1
     message:
         "Table and figure of {wildcards.study} of scale {wildcards.scale}"
