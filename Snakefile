@@ -15,6 +15,7 @@ include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/formats.smk"
 include: "workflow/rules/fullstack_projections.smk"
 include: "workflow/rules/ablations.smk"
+include: "workflow/rules/fullstack_optim.smk"
 
 
 rule all:

@@ -88,6 +88,15 @@ class Ablations:
 
 
 @dataclass(frozen=True)
+class FullstackOptim:
+    matrix: int  # side of the matrices that are multiplied and orthogonalised
+    steps: int
+    width: int  # of the tiny language model
+    trained: tuple[str, ...]  # names of fullstack.optimizer_states.recipes
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Scale:
     scale: str
     description: str
@@ -99,6 +108,7 @@ class Scale:
     training: Training
     pretrain: Pretrain
     ablations: Ablations
+    fullstack_optim: FullstackOptim
     device: Literal["auto", "cpu", "cuda"]
     threads: int
     compile: bool
@@ -121,6 +131,7 @@ def load_scale(path: str | Path) -> Scale:
         "tokenizer": Tokenizer(**filled["tokenizer"]),
         "training": Training(**_tuples(filled["training"])),
         "pretrain": Pretrain(**_tuples(filled["pretrain"])),
+        "fullstack_optim": FullstackOptim(**_tuples(filled["fullstack_optim"])),
     }
     entries = load_ablations()
     parts["ablations"] = _ablations(filled["ablations"], entries)

@@ -1,11 +1,12 @@
-"""`python -m fp4repro.fullstack projections`: the studies of Full-Stack FP4's modules."""
+"""`python -m fp4repro.fullstack STUDY`: the studies of Full-Stack FP4's modules."""
 
 import argparse
 
 from fp4repro.errors import run_stage
-from fp4repro.fullstack import projections
+from fp4repro.fullstack import optimizer_studies, projections
 
-STUDIES = {"projections": projections}
+# Each has a docstring, `add_arguments(parser)` and `run(arguments)`.
+STUDIES = {"projections": projections, **optimizer_studies.STUDIES}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from fp4repro.core.accumulate import Accumulate, check_accumulate
 from fp4repro.core.formats import BlockFormat
 from fp4repro.core.hadamard import SIZES, Signs
 from fp4repro.errors import Fp4ReproError
+from fp4repro.recipes.optimizer import ADAMW, OptimizerRecipe
 from fp4repro.recipes.projections import LoraSVD
 
 SLOTS = ("x_fprop", "w_fprop", "dy_dgrad", "w_dgrad", "dy_wgrad", "x_wgrad")
@@ -89,6 +90,7 @@ class Recipe:
                     do (`core.accumulate`); other products are always summed in FP32
     lora_svd        leading directions of W in BF16, the residual quantised (`recipes.projections`)
     late_bf16       products that go to BF16 late in the run, None for none; see `at`
+    optimizer       AdamW or Muon and how their states are stored; plain AdamW with FP32 states by default
     """
 
     name: str
@@ -108,6 +110,7 @@ class Recipe:
     accumulate: Accumulate = "fp32"
     lora_svd: LoraSVD | None = None
     late_bf16: LateBF16 | None = None
+    optimizer: OptimizerRecipe = ADAMW
 
     def __post_init__(self) -> None:
         for given, known, what in (

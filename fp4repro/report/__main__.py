@@ -13,6 +13,7 @@ from fp4repro.report.check import check_pretrain
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.gaps import Outcomes
 from fp4repro.report.markdown import pretrain_markdown
+from fp4repro.report.optimizer_tables import optimizer_markdown
 from fp4repro.report.plan import PROTOCOLS, plans
 from fp4repro.report.projection_tables import projections_markdown
 from fp4repro.report.published import load_published
@@ -60,6 +61,11 @@ def main() -> None:
     forest.add_argument("--table", type=Path, required=True, help="CSV of the ablation table")
     forest.add_argument("--png", type=Path, required=True)
     forest.add_argument("--svg", type=Path, required=True)
+    optimizer = _command(commands, "optimizer", _optimizer, "Markdown and figure of a study of the optimizer")
+    optimizer.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fullstack wrote")
+    optimizer.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
+    optimizer.add_argument("--png", type=Path, required=True)
+    optimizer.add_argument("--svg", type=Path, required=True)
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -131,6 +137,14 @@ def _ablations_figure(arguments: argparse.Namespace) -> None:
         raise Fp4ReproError(f"scale {scale.scale} plans no ablations under the protocol {arguments.protocol}")
     outcomes = Outcomes(plan, arguments.results)
     ablations_figure(parse_rows(arguments.table), entries, outcomes, arguments.png, arguments.svg)
+
+
+def _optimizer(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.optimizer_figure import optimizer_figure
+
+    rows = parse_rows(arguments.table)
+    _write(arguments.markdown, optimizer_markdown(rows))
+    optimizer_figure(rows, arguments.png, arguments.svg)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from fp4repro.errors import Fp4ReproError
 from fp4repro.files import sha256
 from fp4repro.layers import follow_splits
 from fp4repro.models import HybridModel, ModelConfig
-from fp4repro.optim import adamw
+from fp4repro.optim import build_optimizer
 from fp4repro.report.schema import run_setting
 from fp4repro.train.checkpoint import load_checkpoint
 from fp4repro.train.loop import Run
@@ -83,7 +83,7 @@ class Job:
         model = HybridModel(self.model, generator=torch.Generator().manual_seed(self.seed))
         phases = Phases(model, self.recipe.for_run(training.steps), self.seed, training.steps)
         model.to(self.device)
-        optimizer = adamw(model, training.learning_rate, training.betas, training.eps, training.weight_decay)
+        optimizer = build_optimizer(model, self.recipe.optimizer, training, self.seed)
         follow_splits(model, optimizer)
         run = Run(model, optimizer, training, self.device, phases)
         if self.trunk:
