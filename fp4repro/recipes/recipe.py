@@ -17,6 +17,7 @@ from fp4repro.core.accumulate import Accumulate, check_accumulate
 from fp4repro.core.formats import BlockFormat
 from fp4repro.core.hadamard import SIZES, Signs
 from fp4repro.errors import Fp4ReproError
+from fp4repro.recipes.attention import AttentionRecipe
 
 SLOTS = ("x_fprop", "w_fprop", "dy_dgrad", "w_dgrad", "dy_wgrad", "x_wgrad")
 PRODUCTS = ("fprop", "dgrad", "wgrad")
@@ -69,6 +70,7 @@ class Recipe:
     wgrad_dtype     type that weight gradients are rounded to; FP32 costs an FP32 product on a CPU
     accumulate      how products of two FP4 operands are summed: "fp32", or "blackwell" as its units
                     do (`core.accumulate`); other products are always summed in FP32
+    attention       how attention's own products are quantised; None leaves it to torch
     """
 
     name: str
@@ -86,6 +88,7 @@ class Recipe:
     keep: KeepBF16 = KeepBF16()
     wgrad_dtype: Literal["bf16", "fp32"] = "bf16"
     accumulate: Accumulate = "fp32"
+    attention: AttentionRecipe | None = None
 
     def __post_init__(self) -> None:
         for given, known, what in (
@@ -110,6 +113,8 @@ class Recipe:
         if self.wgrad_dtype not in ("bf16", "fp32"):
             raise Fp4ReproError(f"recipe {self.name}: wgrad_dtype must be bf16 or fp32")
         check_accumulate(self.accumulate)
+        if not isinstance(self.attention, AttentionRecipe | None):
+            raise Fp4ReproError(f"recipe {self.name}: attention must be an AttentionRecipe or None")
 
     @property
     def quantises(self) -> bool:
