@@ -25,6 +25,17 @@ ALLOWED = {
     "report": {"config", "recipes", "errors", "files"},
     "train": {"public", "config", "layers", "models", "optim", "data", "report.schema", "errors", "files"},
     "fidelity": {"core", "config", "models", "data", "report", "train.provenance", "errors"},
+    "fullstack": {
+        "attention",
+        "recipes",
+        "layers",
+        "optim",
+        "config",
+        "fidelity",
+        "report",
+        "train.provenance",
+        "errors",
+    },
     "bench": {"public", "core", "config", "layers", "models", "optim", "report", "train", "errors"},
 }
 

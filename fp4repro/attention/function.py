@@ -62,7 +62,7 @@ class TiledAttention(torch.autograd.Function):
             do = Kept.of(_heads_first(gradient.to(work.dtype), shape, shape.group), recipe, view=False)
             dq, dk, dv = work.backward(*kept, do, lse, term)
         dq = dq[:, :, : shape.queries].reshape(q_shape)
-        dk, dv = (t[:, : shape.keys].reshape(k_shape) for t in (dk, dv))
+        dk, dv = (t[:, :, : shape.keys].reshape(k_shape) for t in (dk, dv))
         if "k" in recipe.smooth:
             dk = (dk - _mean(dk)).to(dk.dtype)
         return dq, dk, dv, None, None, None, None

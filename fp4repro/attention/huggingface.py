@@ -7,7 +7,8 @@ Where a run is not training and a cache is filled, single queries see all keys w
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -68,12 +69,35 @@ def attention_modules(model: nn.Module, wanted: bool) -> Iterator[tuple[str, nn.
 
 
 def _switch(model: nn.Module, wanted: bool) -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    _register(NAME, attention)
     config = model.config
     if wanted and config._attn_implementation != NAME:
         setattr(model, _BEFORE, config._attn_implementation)
     model.set_attn_implementation(NAME if wanted else getattr(model, _BEFORE, "sdpa"))
+
+
+def _register(name: str, function: Callable) -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+@contextmanager
+def implementation(model: nn.Module, name: str, function: Callable) -> Iterator[None]:
+    """While it lasts, `function` is the attention of a transformers model, under a name of its own."""
+    before = model.config._attn_implementation
+    _register(name, function)
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def torchs_attention(*arguments: object, **more: object) -> tuple[Tensor, None]:
+    """What transformers calls for its implementation "sdpa"."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward(*arguments, **more)

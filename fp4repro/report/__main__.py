@@ -6,6 +6,7 @@ from pathlib import Path
 from fp4repro.config import load_scale
 from fp4repro.errors import run_stage
 from fp4repro.files import atomic_write
+from fp4repro.report.attention_tables import attention_markdown
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.markdown import pretrain_markdown
@@ -36,6 +37,12 @@ def main() -> None:
     formats.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
     formats.add_argument("--png", type=Path, required=True)
     formats.add_argument("--svg", type=Path, required=True)
+
+    attention = _command(commands, "attention_sensitivity", _attention, "Markdown and figure of attention")
+    attention.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fullstack wrote")
+    attention.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
+    attention.add_argument("--png", type=Path, required=True)
+    attention.add_argument("--svg", type=Path, required=True)
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -81,6 +88,14 @@ def _formats(arguments: argparse.Namespace) -> None:
     rows = parse_rows(arguments.table)
     _write(arguments.markdown, formats_markdown(rows))
     formats_figure(rows, arguments.png, arguments.svg)
+
+
+def _attention(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.attention_figure import attention_figure
+
+    rows = parse_rows(arguments.table)
+    _write(arguments.markdown, attention_markdown(rows))
+    attention_figure(rows, arguments.png, arguments.svg)
 
 
 def _check(arguments: argparse.Namespace) -> None:
