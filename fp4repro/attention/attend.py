@@ -77,9 +77,9 @@ def _check(
                 f"the head_dim of {name} is {x.shape[-1]}, but must be a multiple of {block}, the block of "
                 f"{recipe.format.name}: use torch's attention here"
             )
-    if causal not in (True, False):
+    if not isinstance(causal, bool):
         raise Fp4ReproError(
-            f"causal is {causal!r}, but must be True or False: attention in tiles has no other mask"
+            f"causal must be True or False, not a {type(causal).__name__}: attention in tiles has no other mask"
         )
     if causal and q.shape[-2] != k.shape[-2]:
         raise Fp4ReproError(

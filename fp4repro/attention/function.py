@@ -11,6 +11,7 @@ float32, or in float64 for inputs of that type.
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fp4repro.attention.operands import Kept
 from fp4repro.attention.passes import Work
@@ -52,6 +53,7 @@ class TiledAttention(torch.autograd.Function):
         return out[:, :, :queries].reshape(q.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         work, (q_shape, k_shape) = ctx.work, ctx.shapes
         shape, recipe = work.shape, work.recipe

@@ -50,12 +50,12 @@ def attention(
 def attention_modules(model: nn.Module, wanted: bool) -> Iterator[tuple[str, nn.Module]]:
     """The attention modules of every transformers model in `model`, which from now on call `attention`,
     or, where not `wanted`, those that did so far and now call what they called before."""
-    transformers = sys.modules.get("transformers")  # who has such a model has imported it
-    if transformers is None:
+    theirs = sys.modules.get("transformers.modeling_utils")  # who has such a model has imported it
+    if theirs is None:
         return
     inside = ""  # prefix of the last such model: those within it are its parts
     for prefix, part in list(model.named_modules()):
-        if not isinstance(part, transformers.PreTrainedModel) or (inside and prefix.startswith(inside)):
+        if not isinstance(part, theirs.PreTrainedModel) or (inside and prefix.startswith(inside)):
             continue
         inside = f"{prefix}."
         if not wanted and part.config._attn_implementation != NAME:
