@@ -79,7 +79,7 @@ def _check(
             )
     if not isinstance(causal, bool):
         raise Fp4ReproError(
-            f"causal must be True or False, not a {type(causal).__name__}: attention in tiles has no other mask"
+            f"causal must be True or False, not {type(causal).__name__}: attention in tiles has no other mask"
         )
     if causal and q.shape[-2] != k.shape[-2]:
         raise Fp4ReproError(

@@ -20,6 +20,7 @@ DATA = "the tensors themselves"  # setting of the rows that describe data
 CENTRED = ", V centred"  # ends the name of data whose common component of V is gone
 
 # Of the training control (`fullstack.attention_control`).
+CONTROL = "attention_control"
 HIGH = "high precision"
 LOSS, LOSS_GAP = "validation_loss", "validation_loss_gap"
 
