@@ -32,8 +32,8 @@ class Kept:
     def of(cls, x: Tensor, recipe: AttentionRecipe, view: bool) -> "Kept":
         if view:
             packed = quantize(x, recipe.format, nonfinite="poison")
-            return cls(packed, packed.amax)
-        return cls(x, x.abs().amax().float().nan_to_num(0, 0, 0))  # what is not finite shows by itself
+            return cls(packed, _finite(packed.amax))
+        return cls(x, _finite(x.abs().amax().float()))
 
     def operand(self, recipe: AttentionRecipe, lowered: bool, axis: int, heads: slice) -> Operand:
         """The operand of a product over `axis`, for some heads."""
@@ -68,7 +68,12 @@ class Kept:
             return cls(saved.pop(0), saved.pop(0))
         fmt, shape, scale = about
         packed = QuantizedTensor(saved.pop(0), saved.pop(0), saved.pop(0), fmt, shape)
-        return cls(packed.with_tensor_scale(scale), packed.amax)
+        return cls(packed.with_tensor_scale(scale), _finite(packed.amax))
+
+
+def _finite(amax: Tensor) -> Tensor:
+    """An amax to scale parts of a tensor by. What is not finite in a part poisons that part by itself."""
+    return amax.nan_to_num(0, 0, 0)
 
 
 def _heads_of(data: Tensor | QuantizedTensor, heads: slice) -> Tensor | QuantizedTensor:
