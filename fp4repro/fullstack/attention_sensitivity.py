@@ -1,8 +1,8 @@
 """How much each of attention's seven products loses when it alone is lowered, and the named sets.
 
 Relative error (Frobenius) of O, dQ, dK and dV against float64, all other operands as they came. The
-claim of arXiv 2607.04422 is that PV and dO V^T are the sensitive ones; the common component of V is
-what they are sensitive to, so each model's tensors are studied with it and without.
+claim of arXiv 2607.04422 is that PV and dO V^T are the sensitive ones. On drawn data they are where V has
+a component common to all keys, so each model's tensors are studied with it and without.
 """
 
 import argparse
