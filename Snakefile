@@ -16,6 +16,7 @@ include: "workflow/rules/formats.smk"
 include: "workflow/rules/fullstack_projections.smk"
 include: "workflow/rules/ablations.smk"
 include: "workflow/rules/fullstack_optim.smk"
+include: "workflow/rules/fullstack_attention.smk"
 
 
 rule all:

@@ -14,10 +14,11 @@ ALLOWED = {
     "schemas": {"errors"},
     "core": {"errors"},
     "recipes": {"errors", "core"},
-    "layers": {"errors", "core", "recipes"},
+    "layers": {"errors", "core", "recipes", "attention"},
     "backends": {"errors", "core", "recipes", "layers"},
     "export": {"errors", "files", "core", "layers"},
-    "__init__": {"errors", "core", "recipes", "layers"},
+    "attention": {"errors", "core", "recipes"},
+    "__init__": {"errors", "core", "recipes", "layers", "attention"},
     "optim": {"errors", "core", "recipes"},
     "models": {"errors", "files"},
     "ablations": {"errors", "schemas", "core.formats", "recipes"},
@@ -31,8 +32,8 @@ ALLOWED = {
     "fidelity": {"errors", "core", "models", "config", "data", "report", "train.provenance"},
     "bench": {"public", "errors", "core", "layers", "optim", "models", "config", "report", "train"},
     "fullstack": {
-        *("public", "errors", "core", "recipes", "layers", "optim", "models", "config", "data"),
-        *("report", "train.provenance", "fidelity", "bench.timing"),
+        *("public", "errors", "core", "recipes", "layers", "attention", "optim", "models", "config"),
+        *("data", "report", "train.provenance", "fidelity", "bench.timing"),
     },
 }
 

@@ -1,13 +1,13 @@
-"""`python -m fp4repro.bench core`: this machine's figures beside the bounds of the core library."""
+"""`python -m fp4repro.bench core` (or `attention`): this machine's figures beside the project's bounds."""
 
 import argparse
 import dataclasses
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
-from fp4repro.bench import core
-from fp4repro.bench.workloads import Sizes
+from fp4repro.bench import attention, core
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.report.schema import write_rows
 from fp4repro.train import provenance
@@ -20,32 +20,53 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fp4repro.bench", description=__doc__)
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("core", help="quantisers, linear and training step")
-    command.add_argument("--size", type=int, default=Sizes.matrix, help="rows and columns of the matrix")
-    command.add_argument("--threads", type=int, default=2)
-    command.add_argument("--rounds", type=int, default=15, help="interleaved repetitions")
-    command.add_argument("--out", type=Path, help="CSV to write")
+    command.add_argument("--size", type=int, default=core.Sizes.matrix, help="rows and columns of the matrix")
     command.set_defaults(run=_core)
+    second = commands.add_parser("attention", help="fp4_attention against torch's in BF16")
+    second.add_argument("--length", type=int, default=attention.Sizes.length, help="tokens")
+    second.add_argument("--kv-heads", type=int, default=attention.Sizes.kv_heads, help="of 8 heads")
+    second.set_defaults(run=_attention)
+    for each in (command, second):
+        each.add_argument("--threads", type=int, default=2)
+        each.add_argument("--rounds", type=int, default=15, help="interleaved repetitions")
+        each.add_argument("--out", type=Path, help="CSV to write")
     arguments = parser.parse_args()
+    if arguments.threads < 1 or arguments.rounds < 1:
+        raise Fp4ReproError(
+            f"--threads is {arguments.threads} and --rounds {arguments.rounds}, but both must be 1 or more"
+        )
     arguments.run(arguments)
 
 
 def _core(arguments: argparse.Namespace) -> None:
-    size, threads, rounds = arguments.size, arguments.threads, arguments.rounds
+    size = arguments.size
     if size < MULTIPLE or size % MULTIPLE:
         raise Fp4ReproError(f"--size is {size}, but must be a multiple of {MULTIPLE}")
-    if threads < 1 or rounds < 1:
-        raise Fp4ReproError(f"--threads is {threads} and --rounds {rounds}, but both must be 1 or more")
+    _report(core, dataclasses.replace(core.Sizes(), matrix=size), arguments)
+
+
+def _attention(arguments: argparse.Namespace) -> None:
+    sizes = attention.Sizes(length=arguments.length, kv_heads=arguments.kv_heads)
+    if sizes.length < 1 or sizes.kv_heads < 1 or sizes.heads % sizes.kv_heads:
+        raise Fp4ReproError(
+            f"--length is {sizes.length} and --kv-heads {sizes.kv_heads}, but must be 1 or more, and divide "
+            f"the {sizes.heads} heads"
+        )
+    _report(attention, sizes, arguments)
+
+
+def _report(bench: ModuleType, sizes: object, arguments: argparse.Namespace) -> None:
+    """Measure, print and write one benchmark."""
     keep_freed_memory()
-    torch.set_num_threads(threads)
-    sizes = dataclasses.replace(Sizes(), matrix=size)
-    conditions = core.conditions(sizes, threads, rounds)
+    torch.set_num_threads(arguments.threads)
+    conditions = bench.conditions(sizes, arguments.threads, arguments.rounds)
     device = provenance.device_name(torch.device("cpu"))
     print(f"{device}; torch {torch.__version__}; {conditions}", flush=True)
-    measured = core.measure(sizes, rounds)
+    measured = bench.measure(sizes, arguments.rounds)
     print(core.table(measured))
     if arguments.out:
         where = {"device": device, "torch": str(torch.__version__), "commit": provenance.commit()}
-        write_rows(arguments.out, core.rows(measured, conditions, where))
+        write_rows(arguments.out, core.rows(measured, conditions, where, bench.EXPERIMENT))
 
 
 if __name__ == "__main__":

@@ -154,10 +154,12 @@ def _of_bar(bar: Bar, timings: dict[str, Timing], missing: dict[str, str], sizes
     return Measured(bar, ratio(timing, timings[bar.against]), timing.best)
 
 
-def rows(measured: Sequence[Measured], conditions: str, where: dict[str, str]) -> Iterator[Row]:
+def rows(
+    measured: Sequence[Measured], conditions: str, where: dict[str, str], experiment: str = EXPERIMENT
+) -> Iterator[Row]:
     """Results rows: each ratio, and the milliseconds behind it. `where`: the shared columns."""
     for m in measured:
-        common = {"experiment": EXPERIMENT, "setting": m.bar.setting, "n": 1, **where}
+        common = {"experiment": experiment, "setting": m.bar.setting, "n": 1, **where}
         bound = f"{'at least' if m.bar.at_least else 'at most'} {m.bar.bound:g}: {m.verdict}"
         if m.ratio is None:
             note = f"{m.verdict}; bound {bound.partition(':')[0]}"

@@ -3,10 +3,14 @@
 import argparse
 
 from fp4repro.errors import run_stage
-from fp4repro.fullstack import optimizer_studies, projections
+from fp4repro.fullstack import attention_sensitivity, optimizer_studies, projections
 
 # Each has a docstring, `add_arguments(parser)` and `run(arguments)`.
-STUDIES = {"projections": projections, **optimizer_studies.STUDIES}
+STUDIES = {
+    "projections": projections,
+    "attention_sensitivity": attention_sensitivity,
+    **optimizer_studies.STUDIES,
+}
 
 
 def main() -> None:

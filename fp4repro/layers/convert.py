@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from fp4repro.attention.module import AttentionPlan, convert_attention
 from fp4repro.errors import Fp4ReproError
-from fp4repro.layers.linear import Clock, Plan, QuantLinear
+from fp4repro.layers.linear import Clock, Plan
 from fp4repro.layers.side_path import CLASSES, check_side_path, class_for
 from fp4repro.recipes import Recipe
 
@@ -23,12 +24,14 @@ _INDEX = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 @dataclass
 class Conversion:
-    """What `convert` did: `swapped` name -> shape, `kept` name -> why it stayed."""
+    """What `convert` did: `swapped` name -> shape, `kept` name -> why it stayed, and `attention`, the
+    names of the attention modules that take the recipe's attention."""
 
     recipe: Recipe
     swapped: dict[str, tuple[int, int]] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     plans: dict[str, Plan] = field(default_factory=dict, repr=False)
+    attention: list[str] = field(default_factory=list)
 
     def calls(self) -> dict[str, int]:
         """Operands quantised so far, by slot, over all layers."""
@@ -39,6 +42,7 @@ class Conversion:
 
     def __str__(self) -> str:
         lines = [f"{name}: {self.recipe.name} {shape}" for name, shape in self.swapped.items()]
+        lines += [f"{name}: {self.recipe.name} attention" for name in self.attention]
         return "\n".join(lines + [f"{name}: BF16, {why}" for name, why in self.kept.items()])
 
 
@@ -75,6 +79,7 @@ def convert(model: nn.Module, recipe: Recipe, seed: int = 0) -> Conversion:
         layer.attach(Plan(recipe, clock, index))
         report.swapped[name] = (layer.out_features, layer.in_features)
         report.plans[name] = layer.plan
+    report.attention = convert_attention(model, recipe.attention, clock)
     return report
 
 
@@ -87,9 +92,10 @@ def set_step(model: nn.Module, step: int, microbatch: int = 0) -> None:
     _check_count("step", step)
     _check_count("microbatch", microbatch)
     for module in model.modules():
-        if isinstance(module, QuantLinear):
-            module.plan.clock.step = step
-            module.plan.clock.microbatch = microbatch
+        plan = module.__dict__.get("plan")
+        if isinstance(plan, Plan | AttentionPlan):
+            plan.clock.step = step
+            plan.clock.microbatch = microbatch
 
 
 def _check_count(what: str, value: int) -> None:

@@ -22,20 +22,31 @@ class Attention(nn.Module):
         self.k = nn.Linear(*shapes["k"], bias=False)
         self.v = nn.Linear(*shapes["v"], bias=False)
         self.o = nn.Linear(*shapes["o"], bias=False)
+        self.core = CausalAttention()
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self._heads(linear(x)) for linear in (self.q, self.k, self.v))
         if self.config.positions == "rope":
             q, k = (rotate(t, self.config.rope_theta) for t in (q, k))
-        if x.device.type == "cpu":
-            q, k, v = q.float(), k.float(), v.float()  # BF16 takes three times as long backwards
         with torch.autocast(x.device.type, enabled=False):
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            mixed = self.core(q, k, v)
         return self.o(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, t: Tensor) -> Tensor:
         """(batch, length, heads * head_dim) to (batch, heads, length, head_dim)."""
         return t.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+
+
+class CausalAttention(nn.Module):
+    """Mixes q, k and v (batch, heads, length, head_dim) and has no parameters: another one may stand
+    in its place."""
+
+    mixes = "attention"
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.device.type == "cpu":
+            q, k, v = q.float(), k.float(), v.float()  # BF16 takes three times as long backwards
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def rotate(t: Tensor, theta: float) -> Tensor:

@@ -17,6 +17,7 @@ from fp4repro.core.accumulate import Accumulate, check_accumulate
 from fp4repro.core.formats import BlockFormat
 from fp4repro.core.hadamard import SIZES, Signs
 from fp4repro.errors import Fp4ReproError
+from fp4repro.recipes.attention import AttentionRecipe
 from fp4repro.recipes.optimizer import ADAMW, OptimizerRecipe
 from fp4repro.recipes.projections import LoraSVD
 
@@ -91,6 +92,7 @@ class Recipe:
     lora_svd        leading directions of W in BF16, the residual quantised (`recipes.projections`)
     late_bf16       products that go to BF16 late in the run, None for none; see `at`
     optimizer       AdamW or Muon and how their states are stored; plain AdamW with FP32 states by default
+    attention       how attention's own products are quantised; None leaves it to torch
     """
 
     name: str
@@ -111,6 +113,7 @@ class Recipe:
     lora_svd: LoraSVD | None = None
     late_bf16: LateBF16 | None = None
     optimizer: OptimizerRecipe = ADAMW
+    attention: AttentionRecipe | None = None
 
     def __post_init__(self) -> None:
         for given, known, what in (
@@ -137,6 +140,8 @@ class Recipe:
         check_accumulate(self.accumulate)
         if self.lora_svd is not None and not isinstance(self.lora_svd, LoraSVD):
             raise Fp4ReproError(f"recipe {self.name}: lora_svd must be a LoraSVD, not {self.lora_svd!r}")
+        if not isinstance(self.attention, AttentionRecipe | None):
+            raise Fp4ReproError(f"recipe {self.name}: attention must be an AttentionRecipe or None")
 
     @property
     def quantises(self) -> bool:

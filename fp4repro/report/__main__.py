@@ -9,6 +9,7 @@ from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import atomic_write
 from fp4repro.report.ablations import ablation_rows
 from fp4repro.report.ablations_markdown import ablations_markdown
+from fp4repro.report.attention_tables import attention_markdown
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.gaps import Outcomes
@@ -66,6 +67,11 @@ def main() -> None:
     optimizer.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
     optimizer.add_argument("--png", type=Path, required=True)
     optimizer.add_argument("--svg", type=Path, required=True)
+    attention = _command(commands, "attention_sensitivity", _attention, "Markdown and figure of attention")
+    attention.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fullstack wrote")
+    attention.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
+    attention.add_argument("--png", type=Path, required=True)
+    attention.add_argument("--svg", type=Path, required=True)
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -145,6 +151,14 @@ def _optimizer(arguments: argparse.Namespace) -> None:
     rows = parse_rows(arguments.table)
     _write(arguments.markdown, optimizer_markdown(rows))
     optimizer_figure(rows, arguments.png, arguments.svg)
+
+
+def _attention(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.attention_figure import attention_figure
+
+    rows = parse_rows(arguments.table)
+    _write(arguments.markdown, attention_markdown(rows))
+    attention_figure(rows, arguments.png, arguments.svg)
 
 
 def _check(arguments: argparse.Namespace) -> None:
