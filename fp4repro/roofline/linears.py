@@ -35,6 +35,14 @@ class Linear:
         label = f"{self.kind}.{self.name}"
         return [Gemm(label, product, *sizes[product], format_of(recipe, product)) for product in PRODUCTS]
 
+    def values(self, tokens: int) -> dict[str, int]:
+        """Numbers of its three tensors."""
+        return {
+            "x": tokens * self.fan_in,
+            "dy": tokens * self.fan_out,
+            "w": self.fan_in * self.fan_out,
+        }
+
 
 def format_of(recipe: Recipe | None, product: str) -> BlockFormat | None:
     """The format that decides which units take a product; None, BF16, unless both operands have one."""

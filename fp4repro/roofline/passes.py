@@ -8,7 +8,7 @@ value on the BF16 units, random bits come from registers. Tensor-wise FP8 needs 
 orientation where the units take either, which came with those for FP4 (Blackwell).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fp4repro.core.formats import WHOLE, BlockFormat
@@ -59,6 +59,16 @@ def quantisation(
     written = sum(fmt.bits_per_value / 8 for fmt in formats)
     passes.append(Pass("cast", (SOURCE_BYTES + written) * values, flops))
     return passes
+
+
+def seconds_by_tensor(
+    recipe: Recipe, values: Mapping[str, int], device: Device, factors: Factors
+) -> dict[str, float]:
+    """Seconds to quantise each tensor of a linear (x, dy, w) of so many values."""
+    return {
+        tensor: sum(p.seconds(device, factors) for p in quantisation(recipe, slots, values[tensor], device))
+        for tensor, slots in SLOTS_OF.items()
+    }
 
 
 def _either_orientation(formats: Sequence[BlockFormat], device: Device) -> bool:

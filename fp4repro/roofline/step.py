@@ -27,7 +27,7 @@ from fp4repro.roofline.elementwise import (
 from fp4repro.roofline.factors import Factors
 from fp4repro.roofline.gemm import Gemm
 from fp4repro.roofline.linears import block_linears, quantised_blocks
-from fp4repro.roofline.passes import SLOTS_OF, quantisation
+from fp4repro.roofline.passes import seconds_by_tensor
 
 # Bytes of a parameter that AdamW moves: FP32 gradient, master and two states, read and written, BF16 copy.
 OPTIMIZER_BYTES = 4 + 3 * 8 + 2
@@ -137,14 +137,10 @@ def _block(
     for linear in block_linears(config, kind, tp):
         products = "quantised products" if recipe else "BF16 products"
         parts[products] += sum(g.seconds(device, factors) for g in linear.gemms(t, recipe))
-        if recipe is None:
-            continue
-        values = {"x": t * linear.fan_in, "dy": t * linear.fan_out, "w": linear.fan_in * linear.fan_out}
-        for tensor, slots in SLOTS_OF.items():
-            seconds = sum(
-                p.seconds(device, factors) for p in quantisation(recipe, slots, values[tensor], device)
-            )
-            (once if tensor == "w" else parts)["quantisation"] += seconds
+        if recipe is not None:
+            seconds = seconds_by_tensor(recipe, linear.values(t), device, factors)
+            once["quantisation"] += seconds.pop("w")
+            parts["quantisation"] += sum(seconds.values())
     rate = factors.attention * device.flops("bf16")
     if kind == "attention":
         parts["attention"] += attention_flops(config, setting.sequence) * t / tp / rate
