@@ -24,7 +24,32 @@ ALLOWED = {
     "report": {"config", "recipes", "errors", "files"},
     "train": {"public", "config", "layers", "models", "optim", "data", "report.schema", "errors", "files"},
     "fidelity": {"core", "config", "models", "data", "report", "train.provenance", "errors"},
-    "bench": {"public", "core", "config", "layers", "models", "optim", "report", "train", "errors"},
+    "roofline": {"core", "recipes", "layers", "models", "config", "report", "errors"},
+    "memory": {
+        "public",
+        "core",
+        "recipes",
+        "layers",
+        "models",
+        "optim",
+        "config",
+        "report",
+        "roofline",
+        "errors",
+    },
+    "bench": {
+        "public",
+        "core",
+        "config",
+        "layers",
+        "backends",
+        "models",
+        "optim",
+        "report",
+        "roofline",
+        "train",
+        "errors",
+    },
 }
 
 
