@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fp4repro.backends import run_probe
-from fp4repro.backends.native import NATIVE
+from fp4repro.backends import probe
 from fp4repro.bench import cuda
 from fp4repro.bench.kernel_names import fault
 from fp4repro.bench.products import BF16, COMPARED, Compared
@@ -66,11 +65,11 @@ class Machine:
             return cls(torch.device("cpu"), None)
         if not torch.cuda.is_available():
             raise Fp4ReproError("--device cuda: torch finds no CUDA device; use --device cpu, which emulates")
-        probe = run_probe(NATIVE)
+        native = probe("native")
         return cls(
             torch.device("cuda"),
             torch.cuda.get_device_capability()[0],
-            "" if probe.usable else probe.reason,
+            "" if native.usable else native.reason,
             cuda.device_seconds(cuda.Events()),
         )
 

@@ -54,7 +54,7 @@ def _of_product(
             if base in baselines and base != result.compared.name:
                 faster = getattr(baselines[base], attribute)[0] / getattr(result, attribute)[0]
                 of = f"speedup_{attribute}_to_{base}"
-                yield Row(metric=of, value=faster, unit=f"x {base}", n=1, note=result.note, **common)
+                yield Row(metric=of, value=faster, unit=f"x {base}", n=1, note=shape, **common)
     rate = gemm.flops / result.kernel[0] / 1e12
     yield Row(metric="rate", value=rate, unit="TFLOP/s", n=1, note=result.note, **common)
     if on is not None and result.compared.operand in on.peak:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, pad, scaled_mm
 
 from fp4repro import QuantizedTensor, matmul, quantize
-from fp4repro.backends.native import native_matmul
+from fp4repro.backends import native_matmul
 from fp4repro.core.formats import (
     E4M3,
     FP8_FP32_SCALES,

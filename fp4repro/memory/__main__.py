@@ -17,7 +17,7 @@ from fp4repro.report.published import load_published
 from fp4repro.report.schema import write_rows
 from fp4repro.roofline.calibrate import PUBLISHED, model_config
 from fp4repro.roofline.recipes import speed_recipe, speed_recipe_names
-from fp4repro.train import provenance
+from fp4repro.train.provenance import commit, device_name
 
 
 def main() -> None:
@@ -36,9 +36,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.table:
         where = {
-            "device": provenance.device_name(torch.device("cpu")),
+            "device": device_name(torch.device("cpu")),
             "torch": str(torch.__version__),
-            "commit": provenance.commit(),
+            "commit": commit(),
         }
         write_rows(arguments.table, tables.rows(load_published(PUBLISHED), where))
         return

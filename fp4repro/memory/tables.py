@@ -15,7 +15,7 @@ from fp4repro.roofline.recipes import speed_recipe
 EXPERIMENT = "memory"
 FORMATS = {"nvfp4": NVFP4, "fp8-tensor": FP8_TENSOR, "fp8 (1x128)": FP8, "mxfp8": MXFP8}
 ONE_ORIENTATION = "fp8-tensor"  # Blackwell's units take either orientation of it
-SHAPES = ((1024, 1024), (16, 4096))  # a large one, and few tokens, whose scales are mostly padding
+SHAPES = ((1024, 1024), (32, 4096))  # a large one, and few tokens, whose scales are mostly padding
 # Measured against the account: model, sequences and tokens of each.
 SMALL = (("tiny", 8, 128), ("small", 2, 128))
 LARGE, RECIPES, RANKS, TOKENS = "nemotron-12b", ("bf16", "fp8", "mxfp8", "nvfp4"), (1, 8, 64), 8192
