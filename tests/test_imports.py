@@ -25,18 +25,8 @@ ALLOWED = {
     "train": {"public", "config", "layers", "models", "optim", "data", "report.schema", "errors", "files"},
     "fidelity": {"core", "config", "models", "data", "report", "train.provenance", "errors"},
     "roofline": {"core", "recipes", "layers", "models", "config", "report", "errors"},
-    "memory": {
-        "public",
-        "core",
-        "recipes",
-        "layers",
-        "models",
-        "optim",
-        "config",
-        "report",
-        "roofline",
-        "errors",
-    },
+    "memory": {"public", "core", "models", "optim", "config", "recipes", "report", "roofline", "errors"}
+    | {"train.provenance"},
     "bench": {
         "public",
         "core",

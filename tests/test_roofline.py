@@ -207,7 +207,7 @@ def test_few_tokens_lose_and_the_break_even_is_between():
         setting = Setting(sequence=tokens)
         return linear_gains(model_config("tiny"), recipe("nvfp4"), recipe("bf16"), GB300, FACTORS, setting)
 
-    assert all(g.gain < 1 and g.break_even is None for g in gains(128))  # launches decide
+    assert all(g.gain < 1 and (g.break_even or 2**20) > 4096 for g in gains(128))  # launches decide
     large = linear_gains(
         model_config("nemotron-12b"), recipe("nvfp4"), recipe("bf16"), GB300, FACTORS, Setting(sequence=256)
     )
@@ -228,8 +228,8 @@ def test_a_setting_that_does_not_fit_is_a_sentence(wrong, said):
 
 
 def test_linears_that_do_not_split_are_a_sentence():
-    with pytest.raises(Fp4ReproError, match="cannot be split over tp = 7"):
-        block_linears(model_config("llama3-8b"), "ffn", tp=7)
+    with pytest.raises(Fp4ReproError, match="cannot be split over tp = 11"):
+        block_linears(model_config("llama3-8b"), "ffn", tp=11)
 
 
 # --- calibration ---

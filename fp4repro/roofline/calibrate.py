@@ -20,8 +20,9 @@ from fp4repro.recipes import KeepBF16, Recipe
 from fp4repro.report.published import Published, load_published
 from fp4repro.roofline.devices import device
 from fp4repro.roofline.factors import Factors
+from fp4repro.roofline.gemm import Gemm
 from fp4repro.roofline.linears import block_linears
-from fp4repro.roofline.passes import SLOTS_OF, quantisation
+from fp4repro.roofline.passes import SLOTS_OF, Pass, quantisation
 from fp4repro.roofline.recipes import speed_recipe
 from fp4repro.roofline.step import Setting, step
 
@@ -80,22 +81,30 @@ def predict(entry: Published, factors: Factors) -> float:
 
 
 def _gemm_seconds(case: dict, factors: Factors) -> float:
+    keys = ("model", "recipe", "device", "tokens", "part", "quantised")
+    on = device(case["device"])
+    return sum(kernel.seconds(on, factors) for kernel in _kernels(*(case[key] for key in keys)))
+
+
+@cache
+def _kernels(
+    model: str, recipe_name: str, on: str, tokens: int, part: str, quantised: bool
+) -> tuple[Gemm | Pass, ...]:
     """Products of one layer; with quantisation as Transformer Engine times it: every product as a
     forward of its shape, whose input gets both orientations and whose weight gets one."""
-    config, recipe, on = model_config(case["model"]), recipe_of(case), device(case["device"])
-    product, _, linear = case["part"].partition(".")
-    total = 0.0
-    for kind in ("attention", "ffn"):
-        for found in block_linears(config, kind):
-            if linear and linear != found.name:
-                continue
-            gemm = next(g for g in found.gemms(case["tokens"], recipe) if g.product == product)
-            total += gemm.seconds(on, factors)
-            if case["quantised"]:
-                passes = quantisation(recipe, SLOTS_OF["x"], gemm.m * gemm.k, on)
-                passes += quantisation(recipe, SLOTS_OF["w"], gemm.n * gemm.k, on, transposed=False)
-                total += sum(p.seconds(on, factors) for p in passes)
-    return total
+    config, recipe = model_config(model), speed_recipe(recipe_name)
+    product, _, wanted = part.partition(".")
+    linears = [linear for kind in ("attention", "ffn") for linear in block_linears(config, kind)]
+    kernels: list[Gemm | Pass] = []
+    for linear in linears:
+        if wanted and linear.name != wanted:
+            continue
+        gemm = next(g for g in linear.gemms(tokens, recipe) if g.product == product)
+        kernels.append(gemm)
+        if quantised:
+            kernels += quantisation(recipe, SLOTS_OF["x"], gemm.m * gemm.k, device(on))
+            kernels += quantisation(recipe, SLOTS_OF["w"], gemm.n * gemm.k, device(on), transposed=False)
+    return tuple(kernels)
 
 
 def fit(entries: Sequence[Published], start: Factors = START) -> Factors:

@@ -122,4 +122,6 @@ onstart:
 wildcard_constraints:
     scale="|".join(SCALES),
     recipe="[^/]+",
+    device="[A-Z0-9-]+",
+    model="[a-z][a-z0-9.-]*",
     seed="0|[1-9][0-9]*",
