@@ -55,12 +55,14 @@ class LiveBytes(TorchDispatchMode):
 @dataclass(frozen=True)
 class Measured:
     """Bytes in the second step: `parameters` themselves, all that lives at the end of the forward pass,
-    and the highest of the step, all with the parameters; `saved`: what hooks saw go to the backward."""
+    and the highest of the step, all with the parameters; `saved`: what hooks saw go to the backward;
+    `allocator`: the CUDA allocator's own peak, None on a CPU."""
 
     parameters: int
     after_forward: int
     peak: int
     saved: int
+    allocator: int | None = None
 
 
 def measure(config: ModelConfig, recipe: Recipe, batch: int, context: int, device: str = "cpu") -> Measured:
@@ -78,6 +80,8 @@ def measure(config: ModelConfig, recipe: Recipe, batch: int, context: int, devic
             fp4repro.set_step(model, step)
             optimizer.zero_grad(set_to_none=False)
             live.peak = live.now
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
             with torch.autocast(device, torch.bfloat16):
                 loss = model(*tokens)
             after_forward = live.now
@@ -85,9 +89,9 @@ def measure(config: ModelConfig, recipe: Recipe, batch: int, context: int, devic
             optimizer.step()
             del loss
         peak = live.peak
-    return Measured(
-        parameters, parameters + after_forward, parameters + peak, saved_bytes(model, tokens, device)
-    )
+    allocator = torch.cuda.max_memory_allocated() if device == "cuda" else None
+    saved = saved_bytes(model, tokens, device)
+    return Measured(parameters, parameters + after_forward, parameters + peak, saved, allocator)
 
 
 def saved_bytes(model: nn.Module, tokens: Tensor, device: str) -> int:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from fp4repro.core.formats import FP8, FP8_TENSOR, MXFP8, NVFP4
 from fp4repro.memory.account import ACTIVATIONS, STATES, WEIGHTS, Account, Assumptions, account
 from fp4repro.memory.activations import FUSED
@@ -33,14 +35,7 @@ def rows(published: Sequence[Published], where: dict[str, str]) -> Iterator[Row]
             assumed = Assumptions(ranks, TOKENS, FUSED, orientations=2, padded=True)
             found = account(model_config(LARGE), speed_recipe(name), assumed)
             yield from account_rows(f"{LARGE}/{name}/ranks-{ranks}", found, AS_IN_FRAMEWORKS)
-    yield Row(
-        experiment=EXPERIMENT,
-        setting=f"{LARGE}/allocator",
-        metric="peak",
-        value=None,
-        unit="GiB",
-        note=f"{NOT_RUN}no CUDA device whose allocator could be asked",
-    )
+    yield _allocator(where)
     for entry in published:
         if entry.unit == "GiB":
             yield Row(
@@ -91,6 +86,22 @@ def _operands(where: dict[str, str]) -> Iterator[Row]:
                 if name != "nvfp4":
                     ratio = sizes["nvfp4"][metric] / nbytes
                     yield Row(metric=f"nvfp4_share_{metric}", value=ratio, unit="1", note=note, **common)
+
+
+def _allocator(where: dict[str, str]) -> Row:
+    """The CUDA allocator's peak of a small model's step, where there is one."""
+    model, batch, context = SMALL[-1]
+    common = {
+        "experiment": EXPERIMENT,
+        "setting": f"{model}/nvfp4/allocator",
+        "metric": "peak",
+        "unit": "MiB",
+    }
+    if not torch.cuda.is_available():
+        return Row(value=None, note=f"{NOT_RUN}no CUDA device", **common, **where)
+    seen = measure(model_config(model), speed_recipe("nvfp4"), batch, context, "cuda")
+    where = where | {"device": torch.cuda.get_device_name()}
+    return Row(value=seen.allocator / 2**20, note=f"{batch} x {context} tokens", **common, **where)
 
 
 def _small(model: str, name: str, batch: int, context: int, where: dict[str, str]) -> Iterator[Row]:
