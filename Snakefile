@@ -17,6 +17,7 @@ include: "workflow/rules/fullstack_projections.smk"
 include: "workflow/rules/ablations.smk"
 include: "workflow/rules/fullstack_optim.smk"
 include: "workflow/rules/fullstack_attention.smk"
+include: "workflow/rules/kernels.smk"
 
 
 rule all:

@@ -30,7 +30,15 @@ ALLOWED = {
         *("config", "data", "report.schema"),
     },
     "fidelity": {"errors", "core", "models", "config", "data", "report", "train.provenance"},
-    "bench": {"public", "errors", "core", "layers", "optim", "models", "config", "report", "train"},
+    "roofline": {"errors", "core", "recipes", "layers", "models", "config", "report"},
+    "memory": {
+        *("public", "errors", "core", "recipes", "optim", "models", "config", "report"),
+        *("train.provenance", "roofline"),
+    },
+    "bench": {
+        *("public", "errors", "core", "layers", "backends", "optim", "models", "config", "report"),
+        *("train", "roofline"),
+    },
     "fullstack": {
         *("public", "errors", "core", "recipes", "layers", "attention", "optim", "models", "config"),
         *("data", "report", "train.provenance", "fidelity", "bench.timing"),

@@ -26,6 +26,12 @@ class Timing:
     def best(self) -> float:
         return min(self.seconds)
 
+    @property
+    def spread(self) -> tuple[float, float, float]:
+        """Median and the two percentiles, for a machine that nobody else uses."""
+        median, low, high = np.percentile(self.seconds, [50, LOW, HIGH])
+        return float(median), float(low), float(high)
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -36,8 +42,19 @@ class Ratio:
     high: float
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Time each function `rounds` times, in turn."""
+def host_seconds(function: Callable[[], object]) -> float:
+    """Of one call, by the host's clock."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]],
+    rounds: int,
+    seconds_of: Callable[[Callable[[], object]], float] = host_seconds,
+) -> dict[str, Timing]:
+    """Time each function `rounds` times, in turn; `seconds_of` times one call."""
     for _ in range(WARM_UP):
         for function in functions.values():
             function()
@@ -47,9 +64,7 @@ def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> d
     try:
         for _ in range(rounds):
             for name, function in functions.items():
-                start = time.perf_counter()
-                function()
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(seconds_of(function))
     finally:
         if collecting:
             gc.enable()

@@ -35,6 +35,7 @@ class ModelConfig:
     width: int  # of the residual stream
     vocabulary: int
     ffn_width: int = 0
+    activation: str = "relu2"  # of the feed-forward network: squared ReLU, or "swiglu" with a gate
     query_heads: int = 0
     kv_heads: int = 0  # each serves query_heads / kv_heads query heads
     head_dim: int = 0  # of attention
@@ -113,7 +114,11 @@ class ModelConfig:
                 "in_proj": (self.width, self.mamba_inner + self.conv_channels + self.mamba_heads),
                 "out_proj": (self.mamba_inner, self.width),
             },
-            "ffn": {"up": (self.width, self.ffn_width), "down": (self.ffn_width, self.width)},
+            "ffn": {
+                "up": (self.width, self.ffn_width),
+                **({"gate": (self.width, self.ffn_width)} if self.activation == "swiglu" else {}),
+                "down": (self.ffn_width, self.width),
+            },
             "attention": {
                 "q": (self.width, queries),
                 "k": (self.width, keys),
@@ -147,6 +152,8 @@ class ModelConfig:
                 raise Fp4ReproError(
                     f"{name} must be above zero for pattern {self.pattern!r}, but is {getattr(self, name)!r}."
                 )
+        if self.activation not in ("relu2", "swiglu"):
+            raise Fp4ReproError(f"activation must be 'relu2' or 'swiglu', but is {self.activation!r}.")
         if self.positions not in ("none", "rope"):
             raise Fp4ReproError(f"positions must be 'none' or 'rope', but is {self.positions!r}.")
         if "attention" in self.kinds:

@@ -1,4 +1,5 @@
-"""Feed-forward network with squared ReLU, down(relu(up(x))^2), without gate (So et al. 2021)."""
+"""Feed-forward network with squared ReLU, down(relu(up(x))^2) (So et al. 2021), as the NVFP4 paper's
+models have it, or with SwiGLU, down(silu(gate(x)) up(x)) (Shazeer 2020), as Llama has it."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +14,10 @@ class FeedForward(nn.Module):
         super().__init__()
         shapes = config.linears("ffn")
         self.up = nn.Linear(*shapes["up"], bias=False)
+        self.gate = nn.Linear(*shapes["gate"], bias=False) if "gate" in shapes else None
         self.down = nn.Linear(*shapes["down"], bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.relu(self.up(x)).square())
+        if self.gate is None:
+            return self.down(F.relu(self.up(x)).square())
+        return self.down(F.silu(self.gate(x)) * self.up(x))

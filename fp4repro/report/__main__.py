@@ -13,6 +13,7 @@ from fp4repro.report.attention_tables import attention_markdown
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.gaps import Outcomes
+from fp4repro.report.kernels import MARKDOWN
 from fp4repro.report.markdown import pretrain_markdown
 from fp4repro.report.optimizer_tables import optimizer_markdown
 from fp4repro.report.plan import PROTOCOLS, plans
@@ -72,6 +73,11 @@ def main() -> None:
     attention.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
     attention.add_argument("--png", type=Path, required=True)
     attention.add_argument("--svg", type=Path, required=True)
+    kernels = _command(commands, "kernels", _kernels, "Markdown and figure of speed and memory")
+    for name in ("kernels", "casts", "roofline", "memory"):
+        kernels.add_argument(f"--{name}", type=Path, required=True, help="CSV; its Markdown goes beside it")
+    kernels.add_argument("--png", type=Path, required=True)
+    kernels.add_argument("--svg", type=Path, required=True)
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -159,6 +165,15 @@ def _attention(arguments: argparse.Namespace) -> None:
     rows = parse_rows(arguments.table)
     _write(arguments.markdown, attention_markdown(rows))
     attention_figure(rows, arguments.png, arguments.svg)
+
+
+def _kernels(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.kernels_figure import kernels_figure
+
+    tables = {name: parse_rows(getattr(arguments, name)) for name in MARKDOWN}
+    for name, rows in tables.items():
+        _write(getattr(arguments, name).with_suffix(".md"), MARKDOWN[name](rows))
+    kernels_figure(tables, arguments.png, arguments.svg)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fp4repro.config import SCHEMAS, check, read_yaml
 from fp4repro.errors import Fp4ReproError
@@ -22,6 +23,7 @@ class Published:
     confidence: str
     losses: tuple[float, float] | None = None
     compares: tuple[str, str] | None = None  # recipe, baseline
+    case: dict[str, Any] | None = None  # what was measured, for a model to predict it
 
     def __str__(self) -> str:
         words = {"=": "", "about": "about ", "<": "below ", ">": "above "}

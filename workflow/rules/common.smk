@@ -163,4 +163,6 @@ wildcard_constraints:
     scale="|".join(SCALES),
     protocol="scratch|branches",
     recipe="[^/]+",
+    device="[A-Z0-9-]+",
+    model="[a-z][a-z0-9.-]*",
     seed="0|[1-9][0-9]*",

@@ -1,0 +1,1 @@
+"""How much memory a recipe takes: operands, what waits for the backward, and the states of training."""
