@@ -23,6 +23,7 @@ from fp4repro.recipes import recipe
 _ROOT = Path(__file__).parents[1]
 SCHEMAS = _ROOT / "workflow" / "schemas"
 MODELS = _ROOT / "configs" / "models"
+BENCHMARKS = _ROOT / "configs" / "benchmarks.yaml"
 
 # Blocks of at most 128 values run along the tokens in the weight gradient (FP8's 1x128).
 TOKEN_MULTIPLE = 128
@@ -81,6 +82,17 @@ class Pretrain:
 
 
 @dataclass(frozen=True)
+class Evals:
+    """What is evaluated: every model in every arithmetic; the first pair is what others compare with."""
+
+    tasks: tuple[str, ...]
+    models: tuple[str, ...]  # runs as <recipe>/seed-<number>, or names of Hugging Face models
+    recipes: tuple[str, ...]  # of the forward pass, as in fp4repro.evals.arithmetic
+    limit: int | None  # questions of a task, spread evenly over it
+    mmlu_pro: str  # "local", "hub" or a folder
+
+
+@dataclass(frozen=True)
 class Scale:
     scale: str
     description: str
@@ -91,6 +103,7 @@ class Scale:
     tokenizer: Tokenizer
     training: Training
     pretrain: Pretrain
+    evals: Evals
     device: Literal["auto", "cpu", "cuda"]
     threads: int
     log_every: int | None
@@ -112,6 +125,7 @@ def load_scale(path: str | Path) -> Scale:
         "tokenizer": Tokenizer(**filled["tokenizer"]),
         "training": Training(**_tuples(filled["training"])),
         "pretrain": Pretrain(**_tuples(filled["pretrain"])),
+        "evals": Evals(**{"limit": None} | _tuples(filled["evals"])),
     }
     scale = Scale(**{"log_every": None} | filled | parts)
     _raise(list(_faults(scale, path)))

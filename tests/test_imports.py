@@ -24,6 +24,19 @@ ALLOWED = {
     "report": {"config", "recipes", "errors", "files"},
     "train": {"public", "config", "layers", "models", "optim", "data", "report.schema", "errors", "files"},
     "fidelity": {"core", "config", "models", "data", "report", "train.provenance", "errors"},
+    "evals": {
+        "public",
+        "config",
+        "recipes",
+        "data",
+        "fidelity.tensors",
+        "report.questions",
+        "train.provenance",
+        "errors",
+        "files",
+    },
+    "publish": {"config", "report", "train.provenance", "errors", "files"},
+    "verify": {"config", "report", "errors", "files"},
     "bench": {"public", "core", "config", "layers", "models", "optim", "report", "train", "errors"},
 }
 

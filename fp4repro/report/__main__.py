@@ -7,9 +7,13 @@ from fp4repro.config import load_scale
 from fp4repro.errors import run_stage
 from fp4repro.files import atomic_write
 from fp4repro.report.check import check_pretrain
+from fp4repro.report.evals import EVALS, PAIRED, evals_rows, paired_rows
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.markdown import pretrain_markdown
 from fp4repro.report.published import load_published
+from fp4repro.report.published_accuracy import load_benchmarks, published_rows
+from fp4repro.report.questions import load_evaluations
+from fp4repro.report.registry import TABLES
 from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
@@ -36,6 +40,12 @@ def main() -> None:
     formats.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
     formats.add_argument("--png", type=Path, required=True)
     formats.add_argument("--svg", type=Path, required=True)
+
+    evals = _command(commands, "evals", _evals, "write the tables and the figure of evaluations")
+    evals.add_argument("--evals", type=Path, nargs="*", default=[], help="folders of fp4repro.evals")
+    evals.add_argument("--published", type=Path, default=Path("configs/published.yaml"))
+    evals.add_argument("--tables", type=Path, required=True, help="folder for CSV and Markdown")
+    evals.add_argument("--figures", type=Path, required=True, help="folder for PNG and SVG")
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -81,6 +91,22 @@ def _formats(arguments: argparse.Namespace) -> None:
     rows = parse_rows(arguments.table)
     _write(arguments.markdown, formats_markdown(rows))
     formats_figure(rows, arguments.png, arguments.svg)
+
+
+def _evals(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.evals_figure import evals_figure
+
+    got = load_evaluations(arguments.evals)
+    scale = load_scale(arguments.scale)
+    published = published_rows(load_published(arguments.published), load_benchmarks())
+    made = {
+        EVALS: evals_rows(got.found, got.missing, got.where),
+        PAIRED: [*paired_rows(got.found, got.where), *published],
+    }
+    for name, rows in made.items():
+        write_rows(arguments.tables / f"{name}.csv", rows)
+        _write(arguments.tables / f"{name}.md", TABLES[name].markdown(rows, scale))
+    evals_figure(*made.values(), arguments.figures / "evals.png", arguments.figures / "evals.svg")
 
 
 def _check(arguments: argparse.Namespace) -> None:
