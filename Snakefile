@@ -14,6 +14,7 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/formats.smk"
 include: "workflow/rules/evals.smk"
+include: "workflow/rules/publish.smk"
 
 
 rule all:

@@ -35,8 +35,8 @@ ALLOWED = {
         "errors",
         "files",
     },
-    "publish": {"config", "report", "train.provenance", "errors", "files"},
-    "verify": {"config", "report", "errors", "files"},
+    "publish": {"config", "report", "errors", "files"},
+    "verify": {"config", "report", "publish", "errors", "files"},
     "bench": {"public", "core", "config", "layers", "models", "optim", "report", "train", "errors"},
 }
 

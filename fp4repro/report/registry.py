@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp4repro.config import Scale
+from fp4repro.config import BENCHMARKS, Scale
 from fp4repro.report.evals import evals_rows, paired_rows
 from fp4repro.report.evals_markdown import evals_markdown, paired_markdown
 from fp4repro.report.formats import formats_markdown
@@ -46,7 +46,9 @@ def _evals(folder: Path, scale: Scale, _: Sequence[Published]) -> list[Row]:
 
 def _paired(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
     got = load_evaluations(evaluation_folders(folder, scale))
-    return [*paired_rows(got.found, got.where), *published_rows(published, load_benchmarks())]
+    own = folder / "configs" / BENCHMARKS.name  # a published folder brings its own
+    benchmarks = load_benchmarks(own if own.is_file() else BENCHMARKS)
+    return [*paired_rows(got.found, got.where), *published_rows(published, benchmarks)]
 
 
 TABLES = {
