@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from fp4repro.config import load_scale
-from fp4repro.errors import run_stage
+from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import atomic_write
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.evals import EVALS, PAIRED, evals_rows, paired_rows
@@ -17,6 +17,7 @@ from fp4repro.report.registry import TABLES
 from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
+from fp4repro.report.trace import known_values, untraced
 
 
 def main() -> None:
@@ -49,6 +50,12 @@ def main() -> None:
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
+
+    trace = commands.add_parser("trace", help="does every figure in these texts come from somewhere?")
+    trace.add_argument("texts", type=Path, nargs="+", help="Markdown files")
+    trace.add_argument("--results", type=Path, default=Path("results/published"), help="published folders")
+    trace.add_argument("--published", type=Path, default=Path("configs/published.yaml"))
+    trace.set_defaults(run=_trace)
 
     arguments = parser.parse_args()
     arguments.run(arguments)
@@ -113,6 +120,19 @@ def _check(arguments: argparse.Namespace) -> None:
     scale = load_scale(arguments.scale)
     check_pretrain(arguments.table, scale.scale, scale.pretrain.recipes, scale.pretrain.seeds)
     print(f"{arguments.table}: complete and finite, {len(scale.pretrain.recipes)} recipes")
+
+
+def _trace(arguments: argparse.Namespace) -> None:
+    tables = sorted(arguments.results.glob("*/tables/*.csv"))
+    values = known_values(tables, load_published(arguments.published))
+    faults = [
+        f"{path}, line {number}: {figure} is in no published table and not in {arguments.published}"
+        for path in arguments.texts
+        for number, figure in untraced(path.read_text(encoding="utf-8"), values)
+    ]
+    if faults:
+        raise Fp4ReproError("\n".join(faults))
+    print(f"every figure of {len(arguments.texts)} texts is traced, to {len(values)} values")
 
 
 if __name__ == "__main__":
