@@ -33,6 +33,8 @@ from fp4repro.report.questions import load_evaluations
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
+CATEGORIES = ("biology", "business", "chemistry", "computer science", "economics", "engineering", "health")
+CATEGORIES += ("history", "law", "math", "other", "philosophy", "physics", "psychology")
 TINY = {"pattern": "M-*-", "width": 32, "vocabulary": 384, "ffn_width": 64, "query_heads": 2, "kv_heads": 1}
 TINY |= {"head_dim": 16, "mamba_heads": 2, "mamba_head_dim": 16, "state": 23, "chunk": 16}
 
@@ -83,13 +85,13 @@ class Oracle(LM):
 
 @pytest.fixture
 def parquet(tmp_path):
-    """A folder with 40 questions in the form of MMLU-Pro's, of 3 to 10 options."""
+    """A folder with 70 questions in the form of MMLU-Pro's, of 3 to 10 options, five a category."""
     generator = np.random.default_rng(0)
     rows = []
-    for number in range(40):
+    for number in range(70):
         options = [f"option {number} {place}" for place in range(int(generator.integers(3, 11)))]
         answer = int(generator.integers(len(options)))
-        category = ("biology", "law")[number % 2]
+        category = CATEGORIES[number % 14]
         rows.append({"question_id": number, "question": f"What is {number}?", "options": options})
         rows[-1] |= {"answer": string.ascii_uppercase[answer], "answer_index": answer, "src": "here"}
         rows[-1] |= {"category": category, "cot_content": f"A: Let's think step by step. Aha {number}."}
@@ -282,9 +284,9 @@ def test_the_official_definitions_run_on_local_files_without_any_network(parquet
     prompt = biology.fewshot_context(biology.eval_docs[0], 5)
     assert prompt.startswith("The following are multiple choice questions (with answers) about biology.")
     assert prompt.count("Let's think step by step.") == 6
-    assert len(biology.eval_docs) == 20 and biology.OUTPUT_TYPE == "generate_until"
+    assert len(biology.eval_docs) == 5 and biology.OUTPUT_TYPE == "generate_until"
     letters = mmlu_pro.letters_task(str(parquet))
-    assert len(letters.eval_docs) == 40
+    assert len(letters.eval_docs) == 70
 
 
 def test_what_needs_the_hub():
@@ -294,11 +296,17 @@ def test_what_needs_the_hub():
     assert tasks.needs_hub(["hellaswag"], "local")
 
 
-def test_switching_the_hub_off_is_seen_by_datasets():
-    code = "from fp4repro.evals.tasks import switch_hub_off; switch_hub_off(); "
-    code += "import datasets.config, huggingface_hub.constants as c; "
-    code += "assert datasets.config.HF_HUB_OFFLINE and c.HF_HUB_OFFLINE"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+def test_switching_the_hub_off_comes_before_anything_reads_it(monkeypatch):
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE"):
+        monkeypatch.setenv(variable, "0")
+    tasks.switch_hub_off()
+    assert os.environ["HF_HUB_OFFLINE"] == os.environ["HF_DATASETS_OFFLINE"] == "1"
+    # The stage may import neither before it has decided.
+    code = (
+        "import sys, fp4repro.evals.__main__; print({'datasets', 'lm_eval', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
 
 
 @pytest.mark.parametrize("source", ["local", "/nowhere"])
@@ -315,8 +323,8 @@ def test_the_papers_benchmarks_are_tasks_of_lm_eval():
     names = tasks.paper_tasks()
     assert len(names) == 14
     # Indexing all of lm-eval takes half a minute: only the folders that the names can be in are read.
-    places = ["mmlu/default", "mmlu_pro", "agieval", "gsm8k", "minerva_math", "global_mmlu/default", "mgsm"]
-    places += ["humaneval", "mbpp", "arc", "hellaswag", "openbookqa", "piqa", "winogrande"]
+    places = ["mmlu/default", "mmlu_pro", "agieval", "gsm8k", "benchmarks", "global_mmlu/default/en"]
+    places += ["mgsm", "humaneval", "mbpp", "arc", "hellaswag", "openbookqa", "piqa", "winogrande"]
     manager = TaskManager(include_path=[str(folder / p) for p in places], include_defaults=False)
     assert set(names.values()) <= set(manager.all_tasks)
 

@@ -57,7 +57,9 @@ class EvalModel:
         if type(head) is nn.Linear:
             head.__class__ = _Head
         accepts = inspect.signature(module.forward).parameters
-        self.caches = {"past_key_values", "logits_to_keep"} <= accepts.keys()
+        # transformers is renaming the argument.
+        self.cache = next((name for name in ("cache", "past_key_values") if name in accepts), None)
+        self.caches = self.cache is not None and "logits_to_keep" in accepts
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text, none added."""
@@ -80,48 +82,47 @@ class EvalModel:
             return self._branch(prefix, tails, longest)
         # Tails are padded at their end, where a causal model's earlier tokens do not see it.
         rows = [[*prefix, *tail, *[self.end] * (longest - len(tail))] for tail in tails]
-        with self._autocast():
-            out = self.module(self._tensor(rows)).float()
+        out = _logits(self._run(rows)).float()
         start = len(prefix) - 1
         return [row[start : start + 1 + len(tail)] for row, tail in zip(out, tails, strict=True)]
 
     def _branch(self, prefix: list[int], tails: Sequence[Sequence[int]], longest: int) -> list[Tensor]:
         """One pass over the prefix, its cache repeated for one pass over all tails."""
-        with self._autocast():
-            first = self.module(self._tensor([prefix]), use_cache=longest > 0, logits_to_keep=1)
-            after_prefix = first.logits[0].float()
-            if longest == 0:
-                return [after_prefix] * len(tails)
-            cache = first.past_key_values
-            cache.batch_repeat_interleave(len(tails))
-            rows = [[*tail, *[self.end] * (longest - len(tail))] for tail in tails]
-            out = self.module(self._tensor(rows), past_key_values=cache, use_cache=True).logits.float()
+        first = self._run([prefix], use_cache=longest > 0, logits_to_keep=1)
+        after_prefix = _logits(first)[0].float()
+        if longest == 0:
+            return [after_prefix] * len(tails)
+        cache = first[self.cache]
+        cache.batch_repeat_interleave(len(tails))
+        rows = [[*tail, *[self.end] * (longest - len(tail))] for tail in tails]
+        out = _logits(self._run(rows, use_cache=True, **{self.cache: cache})).float()
         return [torch.cat([after_prefix, row[: len(tail)]]) for row, tail in zip(out, tails, strict=True)]
 
     @torch.no_grad()
     def greedy(self, prompt: Sequence[int], count: int) -> Iterator[int]:
         """At most `count` tokens after a prompt, the likeliest each time."""
-        tokens, cache = list(prompt[-max(self.context - count, 1) :]), None
-        given = tokens
+        tokens = list(prompt[-max(self.context - count, 1) :])
+        given, kept = tokens, {}
         for _ in range(count):
-            with self._autocast():
-                if self.caches:
-                    out = self.module(
-                        self._tensor([given]), past_key_values=cache, use_cache=True, logits_to_keep=1
-                    )
-                    cache, logits = out.past_key_values, out.logits
-                else:
-                    logits = self.module(self._tensor([tokens[-self.context :]]))
-            token = int(logits[0, -1].argmax())
+            if self.caches:
+                out = self._run([given], use_cache=True, logits_to_keep=1, **kept)
+                kept = {self.cache: out[self.cache]}
+            else:
+                out = self._run([tokens[-self.context :]])
+            token = int(_logits(out)[0, -1].argmax())
             yield token
             given = [token]
-            tokens.append(token)
+            tokens = [*tokens, token]
 
-    def _tensor(self, rows: list[list[int]]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+    def _run(self, rows: list[list[int]], **options: Any) -> Any:
+        """The module's own answer to rows of tokens of one length."""
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return self.module(torch.tensor(rows, dtype=torch.int64, device=self.device), **options)
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16)
+
+def _logits(answer: Any) -> Tensor:
+    """(rows, positions, vocabulary): ours are all there is, transformers' have a name."""
+    return getattr(answer, "logits", answer)
 
 
 def load_run(folder: Path, data: Path, scale: Scale, device: torch.device) -> EvalModel:
