@@ -40,9 +40,10 @@ TINY |= {"head_dim": 16, "mamba_heads": 2, "mamba_head_dim": 16, "state": 23, "c
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    """One token a byte, and one for a letter after a space, as real ones have."""
+    merges = [("\u0120", letter) for letter in mmlu_pro.LETTERS]  # how the alphabet spells a space
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(pair) for pair in merges]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer
 
