@@ -18,6 +18,8 @@ include: "workflow/rules/ablations.smk"
 include: "workflow/rules/fullstack_optim.smk"
 include: "workflow/rules/fullstack_attention.smk"
 include: "workflow/rules/kernels.smk"
+include: "workflow/rules/evals.smk"
+include: "workflow/rules/publish.smk"
 
 
 rule all:

@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 from fp4repro.ablations import Ablation, load_ablations
 from fp4repro.errors import Fp4ReproError
+from fp4repro.plans import SECTIONS, Ablations, Evals, Fidelity, FullstackOptim, Pretrain
 from fp4repro.recipes import recipe
 from fp4repro.schemas import ROOT, SCHEMAS, check, raise_all, read_yaml, with_defaults
 
 MODELS = ROOT / "configs" / "models"
+BENCHMARKS = ROOT / "configs" / "benchmarks.yaml"
 
 # Blocks of at most 128 values run along the tokens in the weight gradient (FP8's 1x128).
 TOKEN_MULTIPLE = 128
@@ -70,33 +72,6 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Pretrain:
-    recipes: tuple[str, ...]
-    seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Ablations:
-    """Which entries of `configs/ablations.yaml` run from scratch, and which as branches."""
-
-    scratch: tuple[str, ...]
-    scratch_seeds: tuple[int, ...]
-    branches: tuple[str, ...]
-    branch_seeds: tuple[int, ...]
-    branch_from: float  # share of the run's steps
-    branch_steps: int
-
-
-@dataclass(frozen=True)
-class FullstackOptim:
-    matrix: int  # side of the matrices that are multiplied and orthogonalised
-    steps: int
-    width: int  # of the tiny language model
-    trained: tuple[str, ...]  # names of fullstack.optimizer_states.recipes
-    seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Scale:
     scale: str
     description: str
@@ -108,7 +83,9 @@ class Scale:
     training: Training
     pretrain: Pretrain
     ablations: Ablations
+    fidelity: Fidelity
     fullstack_optim: FullstackOptim
+    evals: Evals
     device: Literal["auto", "cpu", "cuda"]
     threads: int
     compile: bool
@@ -130,9 +107,8 @@ def load_scale(path: str | Path) -> Scale:
         "corpus_bytes": CorpusBytes(**{"train": None, "validation": None} | filled["corpus_bytes"]),
         "tokenizer": Tokenizer(**filled["tokenizer"]),
         "training": Training(**_tuples(filled["training"])),
-        "pretrain": Pretrain(**_tuples(filled["pretrain"])),
-        "fullstack_optim": FullstackOptim(**_tuples(filled["fullstack_optim"])),
     }
+    parts |= {name: section(**_tuples(filled[name])) for name, section in SECTIONS.items()}
     entries = load_ablations()
     parts["ablations"] = _ablations(filled["ablations"], entries)
     scale = Scale(**{"log_every": None} | filled | parts)

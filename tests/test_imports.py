@@ -29,6 +29,10 @@ ALLOWED = {
         *("public", "errors", "files", "core.compiled", "layers", "optim", "models", "ablations"),
         *("config", "data", "report.schema"),
     },
+    "evals": {
+        *("public", "errors", "files", "recipes", "config", "data", "report.questions"),
+        *("train.provenance", "fidelity.tensors"),
+    },
     "fidelity": {"errors", "core", "models", "config", "data", "report", "train.provenance"},
     "roofline": {"errors", "core", "recipes", "layers", "models", "config", "report"},
     "memory": {
@@ -43,6 +47,8 @@ ALLOWED = {
         *("public", "errors", "core", "recipes", "layers", "attention", "optim", "models", "config"),
         *("data", "report", "train.provenance", "fidelity", "bench.timing"),
     },
+    "verify": {"errors", "files", "config", "report", "publish"},
+    "publish": {"errors", "files", "config", "report"},
 }
 
 

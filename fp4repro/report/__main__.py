@@ -11,6 +11,7 @@ from fp4repro.report.ablations import ablation_rows
 from fp4repro.report.ablations_markdown import ablations_markdown
 from fp4repro.report.attention_tables import attention_markdown
 from fp4repro.report.check import check_pretrain
+from fp4repro.report.evals import EVALS, PAIRED, evals_rows, paired_rows
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.gaps import Outcomes
 from fp4repro.report.kernels import MARKDOWN
@@ -19,9 +20,13 @@ from fp4repro.report.optimizer_tables import optimizer_markdown
 from fp4repro.report.plan import PROTOCOLS, plans
 from fp4repro.report.projection_tables import projections_markdown
 from fp4repro.report.published import load_published
+from fp4repro.report.published_accuracy import load_benchmarks, published_rows
+from fp4repro.report.questions import load_evaluations
+from fp4repro.report.registry import TABLES
 from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
+from fp4repro.report.trace import known_values, untraced
 
 
 def main() -> None:
@@ -78,9 +83,20 @@ def main() -> None:
         kernels.add_argument(f"--{name}", type=Path, required=True, help="CSV; its Markdown goes beside it")
     kernels.add_argument("--png", type=Path, required=True)
     kernels.add_argument("--svg", type=Path, required=True)
+    evals = _command(commands, "evals", _evals, "write the tables and the figure of evaluations")
+    evals.add_argument("--evals", type=Path, nargs="*", default=[], help="folders of fp4repro.evals")
+    evals.add_argument("--published", type=Path, default=Path("configs/published.yaml"))
+    evals.add_argument("--tables", type=Path, required=True, help="folder for CSV and Markdown")
+    evals.add_argument("--figures", type=Path, required=True, help="folder for PNG and SVG")
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
+
+    trace = commands.add_parser("trace", help="does every figure in these texts come from somewhere?")
+    trace.add_argument("texts", type=Path, nargs="+", help="Markdown files")
+    trace.add_argument("--results", type=Path, default=Path("results/published"), help="published folders")
+    trace.add_argument("--published", type=Path, default=Path("configs/published.yaml"))
+    trace.set_defaults(run=_trace)
 
     arguments = parser.parse_args()
     arguments.run(arguments)
@@ -174,12 +190,39 @@ def _kernels(arguments: argparse.Namespace) -> None:
     for name, rows in tables.items():
         _write(getattr(arguments, name).with_suffix(".md"), MARKDOWN[name](rows))
     kernels_figure(tables, arguments.png, arguments.svg)
+def _evals(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.evals_figure import evals_figure
+
+    got = load_evaluations(arguments.evals)
+    scale = load_scale(arguments.scale)
+    published = published_rows(load_published(arguments.published), load_benchmarks())
+    made = {
+        EVALS: evals_rows(got.found, got.missing, got.where),
+        PAIRED: [*paired_rows(got.found, got.where), *published],
+    }
+    for name, rows in made.items():
+        write_rows(arguments.tables / f"{name}.csv", rows)
+        _write(arguments.tables / f"{name}.md", TABLES[name].markdown(rows, scale))
+    evals_figure(*made.values(), arguments.figures / "evals.png", arguments.figures / "evals.svg")
 
 
 def _check(arguments: argparse.Namespace) -> None:
     scale = load_scale(arguments.scale)
     check_pretrain(arguments.table, scale.scale, scale.pretrain.recipes, scale.pretrain.seeds)
     print(f"{arguments.table}: complete and finite, {len(scale.pretrain.recipes)} recipes")
+
+
+def _trace(arguments: argparse.Namespace) -> None:
+    tables = sorted(arguments.results.glob("*/tables/*.csv"))
+    values = known_values(tables, load_published(arguments.published))
+    faults = [
+        f"{path}, line {number}: {figure} is in no published table and not in {arguments.published}"
+        for path in arguments.texts
+        for number, figure in untraced(path.read_text(encoding="utf-8"), values)
+    ]
+    if faults:
+        raise Fp4ReproError("\n".join(faults))
+    print(f"every figure of {len(arguments.texts)} texts is traced, to {len(values)} values")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ class Published:
     losses: tuple[float, float] | None = None
     compares: tuple[str, str] | None = None  # recipe, baseline
     case: dict[str, Any] | None = None  # what was measured, for a model to predict it
+    accuracy: tuple[str, str] | None = None  # benchmark or composite, recipe
 
     def __str__(self) -> str:
         words = {"=": "", "about": "about ", "<": "below ", ">": "above "}
@@ -42,9 +43,12 @@ def load_published(path: str | os.PathLike) -> list[Published]:
     return [_entry(**entry) for entry in entries]
 
 
-def _entry(compares: dict | None = None, losses: list | None = None, **rest) -> Published:
+def _entry(
+    compares: dict | None = None, losses: list | None = None, accuracy: dict | None = None, **rest
+) -> Published:
     return Published(
         compares=compares and (compares["recipe"], compares["baseline"]),
+        accuracy=accuracy and (accuracy["benchmark"], accuracy["arm"]),
         losses=losses and tuple(losses),
         **rest,
     )

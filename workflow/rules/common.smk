@@ -6,6 +6,7 @@ its rule's params, so that editing one of them reruns what depends on it and not
 
 import json
 import os
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path

@@ -1,0 +1,59 @@
+"""Every table by name: how its rows come from raw files, and how a reader sees them.
+
+`python -m fp4repro.verify` makes each table of a folder anew by its entry here, and Snakemake's stages
+make it by the same functions. A further table is one more entry. `rows` takes the folder of a scale's
+results (`pretrain/`, `evals/`, `tables/`), its scale and the published figures; None means that the CSV
+is itself the raw measurement. `markdown` takes the rows and the scale.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp4repro.config import BENCHMARKS, Scale
+from fp4repro.report.evals import evals_rows, paired_rows
+from fp4repro.report.evals_markdown import evals_markdown, paired_markdown
+from fp4repro.report.formats import formats_markdown
+from fp4repro.report.markdown import pretrain_markdown
+from fp4repro.report.published import Published
+from fp4repro.report.published_accuracy import load_benchmarks, published_rows
+from fp4repro.report.questions import load_evaluations
+from fp4repro.report.runs import load_runs
+from fp4repro.report.schema import Row
+from fp4repro.report.tables import EXPERIMENT, pretrain_rows
+
+
+@dataclass(frozen=True)
+class Table:
+    rows: Callable[[Path, Scale, Sequence[Published]], list[Row]] | None
+    markdown: Callable[[Sequence[Row], Scale], str] | None
+
+
+def _pretrain(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
+    plan = scale.pretrain
+    places = [folder / "pretrain" / recipe / f"seed-{seed}" for recipe in plan.recipes for seed in plan.seeds]
+    return pretrain_rows(load_runs(EXPERIMENT, scale.scale, plan.recipes, plan.seeds, places), published)
+
+
+def evaluation_folders(folder: Path, scale: Scale) -> list[Path]:
+    return [folder / "evals" / model for model in scale.evals.models]
+
+
+def _evals(folder: Path, scale: Scale, _: Sequence[Published]) -> list[Row]:
+    got = load_evaluations(evaluation_folders(folder, scale))
+    return evals_rows(got.found, got.missing, got.where)
+
+
+def _paired(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
+    got = load_evaluations(evaluation_folders(folder, scale))
+    own = folder / "configs" / BENCHMARKS.name  # a published folder brings its own
+    benchmarks = load_benchmarks(own if own.is_file() else BENCHMARKS)
+    return [*paired_rows(got.found, got.where), *published_rows(published, benchmarks)]
+
+
+TABLES = {
+    "pretrain": Table(_pretrain, lambda rows, scale: pretrain_markdown(rows, len(scale.pretrain.seeds))),
+    "formats": Table(None, lambda rows, _: formats_markdown(rows)),
+    "evals": Table(_evals, lambda rows, _: evals_markdown(rows)),
+    "evals_paired": Table(_paired, lambda rows, _: paired_markdown(rows)),
+}
