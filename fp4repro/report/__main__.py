@@ -190,6 +190,8 @@ def _kernels(arguments: argparse.Namespace) -> None:
     for name, rows in tables.items():
         _write(getattr(arguments, name).with_suffix(".md"), MARKDOWN[name](rows))
     kernels_figure(tables, arguments.png, arguments.svg)
+
+
 def _evals(arguments: argparse.Namespace) -> None:
     from fp4repro.report.evals_figure import evals_figure
 
