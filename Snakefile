@@ -13,6 +13,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/formats.smk"
+include: "workflow/rules/fidelity.smk"
 
 
 rule all:

@@ -81,6 +81,19 @@ class Pretrain:
 
 
 @dataclass(frozen=True)
+class Fidelity:
+    """The gradient and sensitivity studies; the schema describes the fields."""
+
+    models: tuple[str, ...]
+    tokens: int
+    draws: int
+    blocks: int | None
+    recipes: tuple[str, ...]  # none: all
+    whole: tuple[str, ...]
+    share: float
+
+
+@dataclass(frozen=True)
 class Scale:
     scale: str
     description: str
@@ -91,6 +104,7 @@ class Scale:
     tokenizer: Tokenizer
     training: Training
     pretrain: Pretrain
+    fidelity: Fidelity
     device: Literal["auto", "cpu", "cuda"]
     threads: int
     log_every: int | None
@@ -112,6 +126,7 @@ def load_scale(path: str | Path) -> Scale:
         "tokenizer": Tokenizer(**filled["tokenizer"]),
         "training": Training(**_tuples(filled["training"])),
         "pretrain": Pretrain(**_tuples(filled["pretrain"])),
+        "fidelity": Fidelity(**{"blocks": None} | _tuples(filled["fidelity"])),
     }
     scale = Scale(**{"log_every": None} | filled | parts)
     _raise(list(_faults(scale, path)))

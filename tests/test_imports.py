@@ -23,7 +23,12 @@ ALLOWED = {
     "data": {"config", "errors", "files"},
     "report": {"config", "recipes", "errors", "files"},
     "train": {"public", "config", "layers", "models", "optim", "data", "report.schema", "errors", "files"},
-    "fidelity": {"core", "config", "models", "data", "report", "train.provenance", "errors"},
+    "pretrained": {"errors", "files"},
+    "fidelity": {
+        *("core", "config", "layers", "models", "recipes", "data", "report", "pretrained"),
+        *("train.provenance", "errors"),
+    },
+    "sensitivity": {"config", "fidelity", "pretrained", "recipes", "report", "train.provenance", "errors"},
     "bench": {"public", "core", "config", "layers", "models", "optim", "report", "train", "errors"},
 }
 

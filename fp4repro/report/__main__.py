@@ -7,11 +7,13 @@ from fp4repro.config import load_scale
 from fp4repro.errors import run_stage
 from fp4repro.files import atomic_write
 from fp4repro.report.check import check_pretrain
+from fp4repro.report.fidelity import fidelity_markdown
 from fp4repro.report.formats import formats_markdown
 from fp4repro.report.markdown import pretrain_markdown
 from fp4repro.report.published import load_published
 from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
+from fp4repro.report.sensitivity import sensitivity_markdown
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
 
 
@@ -36,6 +38,17 @@ def main() -> None:
     formats.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
     formats.add_argument("--png", type=Path, required=True)
     formats.add_argument("--svg", type=Path, required=True)
+
+    for name, run, what in (
+        ("fidelity", _fidelity, "gradient"),
+        ("sensitivity", _sensitivity, "sensitivity"),
+    ):
+        study = _command(commands, name, run, f"table, Markdown and figure of the {what} study")
+        study.add_argument("--rows", type=Path, nargs="+", required=True, help="a CSV a model")
+        study.add_argument("--table", type=Path, required=True, help="CSV to write")
+        study.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
+        study.add_argument("--png", type=Path, required=True)
+        study.add_argument("--svg", type=Path, required=True)
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
@@ -81,6 +94,24 @@ def _formats(arguments: argparse.Namespace) -> None:
     rows = parse_rows(arguments.table)
     _write(arguments.markdown, formats_markdown(rows))
     formats_figure(rows, arguments.png, arguments.svg)
+
+
+def _fidelity(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.fidelity_figure import fidelity_figure
+
+    rows = [row for path in arguments.rows for row in parse_rows(path)]
+    write_rows(arguments.table, rows)
+    _write(arguments.markdown, fidelity_markdown(rows))
+    fidelity_figure(rows, arguments.png, arguments.svg)
+
+
+def _sensitivity(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.sensitivity_figure import sensitivity_figure
+
+    rows = [row for path in arguments.rows for row in parse_rows(path)]
+    write_rows(arguments.table, rows)
+    _write(arguments.markdown, sensitivity_markdown(rows))
+    sensitivity_figure(rows, arguments.png, arguments.svg)
 
 
 def _check(arguments: argparse.Namespace) -> None:

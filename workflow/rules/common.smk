@@ -123,3 +123,4 @@ wildcard_constraints:
     scale="|".join(SCALES),
     recipe="[^/]+",
     seed="0|[1-9][0-9]*",
+    subject="[^/]+",
