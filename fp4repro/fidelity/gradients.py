@@ -163,6 +163,10 @@ def row(
     where: Mapping[str, str],
 ) -> Row:
     """`n` counts draws here: there is one model and one text."""
+    if value is not None and not math.isfinite(value):
+        value, note = None, f"not finite under this recipe; {note}"
+    elif value is None and not note:
+        note = "no error at all, or a single draw"
     return Row(
         experiment=names.EXPERIMENT,
         setting=names.setting(subject.name, label),

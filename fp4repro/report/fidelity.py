@@ -177,7 +177,7 @@ _ORDERS = (
 )
 
 
-def _ends(of: Figures, recipe: str = "nothing") -> tuple[float, float] | None:
+def _ends(of: Figures, recipe: str = "plain") -> tuple[float, float] | None:
     """Mean wgrad error of the last quarter of the blocks, and of the others."""
     start = f"{_WGRAD}@block-"
     errors = [row.value for (r, m), row in sorted(of.items()) if r == recipe and m.startswith(start)]

@@ -50,8 +50,8 @@ def sensitivity_markdown(rows: Sequence[Row]) -> str:
     parts.append("\n".join(f"- {name}: {text}." for name, text in names.CHOICES.items()))
     parts.append(
         "Gradient error: all weight gradients of the blocks as one vector, the model under the recipe "
-        "against the model in FP32, relative; loss increase in nats a token. Local errors are roots of mean "
-        "squares over a block's linears, given exact operands. Draws of stochastic rounding are averaged; one text."
+        "against the model in FP32, relative; loss increase in nats a token. Local errors are roots of "
+        "mean squares over a block's linears, given exact operands. Draws are averaged; one text."
     )
     parts.append(f"Measured on {device}; torch {torch}; commit {commit}.")
     return "\n\n".join(filter(None, parts)) + "\n"
