@@ -185,6 +185,7 @@ def test_fidelity_studies_one_run_and_the_pretrained_models(workflow):
     workflow.edit("one", "fidelity", "models", value=["some/model"])
     alone = workflow.plan("results/one/fidelity/some--model.csv", "--config", "scale=one")
     assert alone == planned(gradients=1)
+    assert workflow.plan("results/two/fidelity/other--model.csv") == planned(gradients=1)
 
 
 def test_a_run_named_by_its_file_is_trained_alone(workflow):

@@ -83,7 +83,8 @@ def rows_of(study: Sensitivity, columns: Mapping[str, str]) -> Iterator[Row]:
 
     def row(place: str, metric: str, value: float, note: str = "") -> Row:
         unit, at = names.UNITS[metric], setting(study.subject.name, place)
-        return Row(setting=at, metric=metric, value=value, unit=unit, n=study.draws, note=note, **columns)
+        draws = study.draws if place in names.CHOICES else 1
+        return Row(setting=at, metric=metric, value=value, unit=unit, n=draws, note=note, **columns)
 
     for block in study.blocks:
         place, alone = block_place(block), study.alone[block]

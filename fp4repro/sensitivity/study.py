@@ -39,7 +39,7 @@ class Sensitivity:
     recipe: Recipe
     draws: int
     local: dict[int, dict[str, float]] = field(default_factory=dict)  # block -> product -> error
-    alone: dict[int, WholeFidelity] = field(default_factory=dict)
+    alone: dict[int, WholeFidelity] = field(default_factory=dict)  # of a single draw
     choices: dict[str, Choice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Sensitivity:
         self.measure_locally()
         for block in progress(self.blocks):
             kept = [b for b in self.blocks if b != block]
-            self.alone[block] = self.whole.fidelity(self.keeping(kept), self.draws)
+            self.alone[block] = self.whole.fidelity(self.keeping(kept))
         for name, kept in self.candidates(share).items():
             found = self.whole.fidelity(self.keeping(kept), self.draws)
             self.choices[name] = Choice(

@@ -7,8 +7,14 @@ def studied_models(scale):
     return {name.replace("/", "--"): name for name in SCALES[scale].fidelity.models}
 
 
+def studied_model(wildcards):
+    """The model of a file, which may be one that the scale does not name."""
+    subject = wildcards.subject
+    return studied_models(wildcards.scale).get(subject, subject.replace("--", "/"))
+
+
 def is_ours(wildcards):
-    return studied_models(wildcards.scale)[wildcards.subject] == "hybrid"
+    return studied_model(wildcards) == "hybrid"
 
 
 def studied_files(name):
@@ -32,7 +38,7 @@ def run_and_data(wildcards, input):
 def sensitivity_of(wildcards, input):
     """The same for the sensitivity study, which is told the model first of all."""
     if not is_ours(wildcards):
-        return studied_models(wildcards.scale)[wildcards.subject]
+        return studied_model(wildcards)
     return f"{os.path.dirname(input.about)} --data {os.path.dirname(input.data[0])}"
 
 
@@ -78,7 +84,7 @@ rule gradients:
         "../../environment.yml"
     threads: lambda wildcards: SCALES[wildcards.scale].threads
     params:
-        model=lambda wildcards: studied_models(wildcards.scale)[wildcards.subject],
+        model=studied_model,
         run=run_and_data,
         settings=fidelity_settings("tokens", "draws", "blocks", "recipes", "whole"),
     message:
