@@ -69,7 +69,7 @@ def subject(llama, text):
 def test_bias_and_noise_are_told_apart():
     """Draws of known bias and spread: the estimate is right on average; |mean|^2 alone is not."""
     g = torch.Generator().manual_seed(1)
-    bias, spread, n = 0.05, 1.0, 4
+    bias, spread, n = 0.2, 1.0, 4
     estimates, plain = [], []
     for _ in range(200):
         errors = Errors()
@@ -79,7 +79,7 @@ def test_bias_and_noise_are_told_apart():
         plain.append(errors.means[n] / 400)
         assert errors.means.keys() == {1, 2, 4}
     mean = sum(estimates) / 200
-    assert abs(mean - bias**2) < 0.001
+    assert abs(mean - bias**2) < 0.005
     assert abs(sum(plain) / 200 - bias**2 - spread**2 / n) < 0.005
     assert min(estimates) < mean < max(estimates)
 
@@ -392,10 +392,12 @@ def test_mistakes_are_sentences(tmp_path, llama, command):
     out = ("--out", tmp_path / "out.csv")
     for said, arguments in (
         ("nothing to study", ()),
-        ("has no recipe 'nvfp5'", ("--model", llama, "--recipes", "nvfp5")),
+        ("there is no recipe 'nvfp5' in the gradient study", ("--model", llama, "--recipes", "nvfp5")),
         ("belong together", ("--run", tmp_path)),
         ("give --scale too", ("--run", tmp_path, "--data", tmp_path)),
         ("is a run of ours", ("--model", "hybrid")),
+        ("0 draws, all blocks", ("--model", llama, "--text", __file__, "--draws", 0)),
+        ("0 tokens", ("--model", llama, "--tokens", 0)),
     ):
         with pytest.raises(Fp4ReproError, match=said):
             command(fidelity, "gradients", *arguments, *out)

@@ -69,8 +69,8 @@ def _gradients(arguments: argparse.Namespace) -> None:
     known = variants()
     recipes = _named(known, arguments.recipes or (plan and plan.recipes) or list(known))
     whole = _named(known, arguments.whole if arguments.whole is not None else (plan.whole if plan else ()))
-    draws = arguments.draws or (plan.draws if plan else 4)
-    tokens = arguments.tokens or (plan.tokens if plan else 512)
+    draws = arguments.draws if arguments.draws is not None else (plan.draws if plan else 4)
+    tokens = arguments.tokens if arguments.tokens is not None else (plan.tokens if plan else 512)
     columns = provenance.columns(scale.scale if scale else "", torch.device("cpu"))
     try:
         subject = _subject(arguments, tokens)

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 
+from fp4repro.errors import Fp4ReproError
 from fp4repro.fidelity.local import Fidelity, Linear
 from fp4repro.fidelity.subject import Subject
 from fp4repro.fidelity.tensors import visit_tensors
@@ -43,6 +44,10 @@ class GradientStudy:
         blocks: int | None = None,
         progress: Callable[[Iterable], Iterable] = iter,
     ) -> None:
+        if draws < 1 or (blocks is not None and blocks < 1):
+            raise Fp4ReproError(
+                f"{draws} draws, {blocks if blocks is not None else 'all'} blocks: each must be 1 or more"
+            )
         self.subject, self.recipes, self.draws = subject, recipes, draws
         self.linears = chosen_blocks(subject, blocks)
         # By recipe and product: (name of the linear, its fidelity). By recipe and slot: counts.

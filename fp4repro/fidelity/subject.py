@@ -59,6 +59,8 @@ def of_run(folder: Path, data_folder: Path, scale: Scale, tokens: int) -> Subjec
 def of_pretrained(name: str, scale: Scale | None, count: int, text: Path | None = None) -> Subject:
     """A pretrained model on `count` tokens of a text, or of the scale's (else the default corpus's)
     held-out text, cut by its own tokenizer."""
+    if count < 1:
+        raise Fp4ReproError(f"{count} tokens: the number must be 1 or more")
     words, source = _text(scale, text)
     loaded = load_pretrained(name)
     context = min(CONTEXT, _whole(count))

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, help="of blocks that choices leave in BF16; 0.16")
     parser.add_argument("--recipe", default="nvfp4", help="the recipe; its own rule for blocks is not used")
     parser.add_argument("--tokens", type=int, help="to run over; 512")
-    parser.add_argument("--draws", type=int, help="of stochastic rounding in whole-model runs; 2")
+    parser.add_argument("--draws", type=int, default=2, help="of stochastic rounding for a choice")
     parser.add_argument("--text", type=Path, help="UTF-8 text in place of the corpus's held-out part")
     parser.add_argument("--scale", type=Path, help="scale file; a run of ours needs it")
     parser.add_argument("--data", type=Path, help="folder of token files that a run of ours was trained on")
@@ -53,18 +53,24 @@ def _rows(arguments: argparse.Namespace) -> Iterator[Row]:
         torch.set_num_threads(scale.threads)
     plan = scale.fidelity if scale else None
     share = arguments.share if arguments.share is not None else (plan.share if plan else 0.16)
+    if arguments.draws < 1:
+        raise Fp4ReproError(f"--draws is {arguments.draws}; it must be 1 or more")
     if not 0 < share < 1:
         raise Fp4ReproError(f"--share is {share:g}; it must lie between 0 and 1")
     columns = provenance.columns(scale.scale if scale else "", torch.device("cpu"))
     columns["experiment"] = names.EXPERIMENT
     try:
-        subject = _subject(arguments, scale, arguments.tokens or (plan.tokens if plan else 512))
+        subject = _subject(
+            arguments,
+            scale,
+            arguments.tokens if arguments.tokens is not None else (plan.tokens if plan else 512),
+        )
     except Unavailable as error:
         if not arguments.if_available:
             raise
         yield from not_run(arguments.model, str(error), columns)
         return
-    study = Sensitivity(subject, recipe(arguments.recipe), arguments.draws or 2)
+    study = Sensitivity(subject, recipe(arguments.recipe), arguments.draws)
     study.run(share, lambda blocks: tqdm(blocks, desc="blocks", file=sys.stderr, mininterval=10))
     yield from rows_of(study, columns)
 
