@@ -63,9 +63,7 @@ class Linear:
         settings = (name, summed, dtype)
         try:
             found = self._once(self._compare, settings, *slots)
-            gap = (
-                self._chain_rule(settings, slots[1], Slot.of(recipe, "w_fprop")) if name == "dgrad" else None
-            )
+            gap = self._chain_rule(slots[1], Slot.of(recipe, "w_fprop")) if name == "dgrad" else None
         except Fp4ReproError:
             return None
         return replace(found, chain_rule=gap)
