@@ -13,6 +13,7 @@ SLOTS = ("x_fprop", "w_fprop", "dy_dgrad", "w_dgrad", "dy_wgrad", "x_wgrad")
 # Rules set before any figure was seen: errors closer than this are no difference.
 SAME = 0.01  # of an error
 SLOPE_WITHIN = 0.05  # of -1/2
+NAMED = 4  # recipes of one line that are named
 _ERRORS = {
     "fprop error": metric("fprop", names.ERROR),
     "dgrad error": metric("dgrad", names.ERROR),
@@ -94,7 +95,7 @@ def _draws(of: Figures, recipes: Sequence[str]) -> Iterator[str]:
                 lines.setdefault(tuple(cells), []).append(recipe)
         if lines and counts:
             title = f"**Mean error of n draws by the rounding of dy in {product}, and its slope**"
-            table = [[", ".join(who), *cells] for cells, who in lines.items()]
+            table = [[_together(who), *cells] for cells, who in lines.items()]
             yield title + "\n\n" + "\n".join(aligned(["recipe", *map(str, counts), "slope"], table))
 
 
@@ -107,6 +108,12 @@ def rounding_draws(of: Figures, product: str) -> list[int]:
     return sorted(map(int, found))
 
 
+def _together(recipes: Sequence[str]) -> str:
+    """Recipes that share a line, the first of them by name."""
+    rest = len(recipes) - NAMED
+    return ", ".join(recipes[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _lost(of: Figures, recipes: Sequence[str]) -> Iterator[str]:
     """Shares in per cent by slot; recipes that lose the same are one line."""
     for what in names.SHARES:
@@ -116,7 +123,7 @@ def _lost(of: Figures, recipes: Sequence[str]) -> Iterator[str]:
             if set(cells) - {"-", "0.00"}:
                 lines.setdefault(tuple(cells), []).append(recipe)
         if lines:
-            table = [[", ".join(who), *cells] for cells, who in lines.items()]
+            table = [[_together(who), *cells] for cells, who in lines.items()]
             kind = {"kept": "values that are not zero", "blocks": "blocks"}[names.SHARES[what]]
             title = f"**{what.replace('_', ' ').capitalize()}, % of {kind}**"
             yield title + "\n\n" + "\n".join(aligned(["recipe", *SLOTS], table))

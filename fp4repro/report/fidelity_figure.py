@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import FormatStrFormatter, LogLocator
 
 from fp4repro.report import fidelity_metrics as names
 from fp4repro.report.fidelity import Figures, by_model, rounding_draws
@@ -61,9 +61,10 @@ def _bias(axes: Axes, of: Figures) -> None:
                 axes.plot([n for n, _ in points], ideal, color="0.6", linewidth=3, alpha=0.5, zorder=0)
     axes.set(title="Mean error of n draws, dgrad", xlabel="draws (grey: 1/sqrt(n))")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_yscale("log")
+    axes.set_xticks(draws, map(str, draws))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.minorticks_off()
     if axes.lines:
         axes.legend(frameon=False, fontsize="small")
