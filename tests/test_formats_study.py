@@ -22,7 +22,8 @@ from fp4repro.data import tokens as token_files
 from fp4repro.errors import Fp4ReproError
 from fp4repro.fidelity.formats import CASES, Case, Study, Tally, padded_nbytes
 from fp4repro.fidelity.samples import SAMPLES, SHAPE, sample
-from fp4repro.fidelity.tensors import TOKENS, held_out_sequences, linears, open_run, visit_tensors
+from fp4repro.fidelity.subject import of_run
+from fp4repro.fidelity.tensors import TOKENS, held_out_sequences, open_run, visit_tensors
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.report import formats as names
 from fp4repro.report.schema import parse_rows
@@ -267,8 +268,11 @@ def test_hooks_see_the_operands_of_every_linear(tmp_path, scale, run):
     tokens, targets = held_out_sequences(data, loaded)
     assert tokens.shape == targets.shape == (8, 128) and tokens.numel() == TOKENS
     seen = {}
-    visit_tensors(model, tokens, targets, lambda kind, x: seen.setdefault(kind, []).append(x.clone()))
-    layers = list(linears(model).values())
+    subject = of_run(run, tmp_path / "data", loaded, TOKENS)
+    assert torch.equal(subject.tokens, tokens) and "bf16/seed-0" in subject.note
+    model, named = subject.model, subject.linears
+    visit_tensors(named, subject.loss, lambda kind, _, x: seen.setdefault(kind, []).append(x.clone()))
+    layers = list(named.values())
     assert len(layers) == 2 + 2 + 4 and all(layer.weight.grad is None for layer in layers)
     assert [len(seen[kind]) for kind in ("weights", "activations", "gradients")] == [8, 8, 8]
     with torch.autocast("cpu", torch.bfloat16):
@@ -327,7 +331,7 @@ def test_study_and_its_report(tmp_path, scale, run, command):
     assert {row.scale for row in rows} == {"small"} and all(row.torch and row.device for row in rows)
     empty = {row.metric for row in rows if row.value is None}
     assert empty == {names.PADDED_BITS}
-    assert "8 linears in the blocks of bf16/seed-0, 1024 held-out tokens" in rows[-1].note
+    assert "the 8 linears in the blocks of bf16/seed-0 at scale small, 1024 held-out" in rows[-1].note
 
     command(fidelity, *of_run, tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "formats.csv").read_bytes()

@@ -29,11 +29,16 @@ ALLOWED = {
         *("public", "errors", "files", "core.compiled", "layers", "optim", "models", "ablations"),
         *("config", "data", "report.schema"),
     },
+    "pretrained": {"errors", "files"},
     "evals": {
         *("public", "errors", "files", "recipes", "config", "data", "report.questions"),
         *("train.provenance", "fidelity.tensors"),
     },
-    "fidelity": {"errors", "core", "models", "config", "data", "report", "train.provenance"},
+    "fidelity": {
+        *("errors", "core", "recipes", "layers", "models", "config", "data", "report"),
+        *("train.provenance", "pretrained"),
+    },
+    "sensitivity": {"errors", "recipes", "config", "report", "train.provenance", "pretrained", "fidelity"},
     "roofline": {"errors", "core", "recipes", "layers", "models", "config", "report"},
     "memory": {
         *("public", "errors", "core", "recipes", "optim", "models", "config", "report"),

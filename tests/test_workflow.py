@@ -17,6 +17,8 @@ RECIPES, SEEDS = ("bf16", "nvfp4"), (1,)
 SEEDED = {"scratch_seeds": list(SEEDS), "branch_seeds": list(SEEDS)}
 # What follows the trainings of a scale.
 REPORTS = {"pretrain_table": 1, "pretrain_figure": 1, "formats_table": 1, "formats_figure": 1, "all": 1}
+# What `fidelity` and `sensitivity` want beside the run that they study.
+STUDIES = {"gradients": 1, "sensitivity": 1, "fidelity_table": 1, "sensitivity_table": 1, "fidelity": 1}
 
 # Writes what fp4repro.train writes, at once. It counts its steps in checkpoint.pt and, where a file
 # `kill-it` lies in the working folder, dies half way by SIGKILL.
@@ -69,6 +71,7 @@ from fp4repro.report import formats, schema
 
 parser = argparse.ArgumentParser()
 parser.add_argument("command", choices=["formats"])
+parser.add_argument("--if-available", action="store_true")
 for name in ("scale", "run", "data", "out"):
     parser.add_argument(f"--{name}", type=Path, required=True)
 a = parser.parse_args()
@@ -179,6 +182,18 @@ def test_default_plan_is_every_run_of_the_laptop_scale(workflow):
     pretrain = yaml.safe_load((ROOT / "configs" / "scales" / "laptop.yaml").read_text())["pretrain"]
     runs = len(pretrain["recipes"]) * len(pretrain["seeds"])
     assert workflow.plan() == planned(data=1, train=runs, **REPORTS)
+
+
+def test_fidelity_studies_one_run_and_the_pretrained_models(workflow):
+    one = planned(data=1, train=1, **STUDIES)
+    assert workflow.plan("fidelity", "--config", "scale=one") == one
+    # The laptop adds SmolLM2, which needs no training.
+    two = workflow.plan("fidelity", "--config", "scale=laptop")
+    assert two == planned(data=1, train=1, **STUDIES | {"gradients": 2, "sensitivity": 2})
+    workflow.edit("one", "fidelity", "models", value=["some/model"])
+    alone = workflow.plan("results/one/fidelity/some--model.csv", "--config", "scale=one")
+    assert alone == planned(gradients=1)
+    assert workflow.plan("results/two/fidelity/other--model.csv") == planned(gradients=1)
 
 
 def test_a_run_named_by_its_file_is_trained_alone(workflow):

@@ -20,7 +20,6 @@ from torch.nn.functional import linear
 
 from fp4repro.config import Scale
 from fp4repro.data.tokenizer import END_OF_TEXT, load_tokenizer
-from fp4repro.errors import Fp4ReproError
 from fp4repro.fidelity.tensors import open_run
 
 
@@ -138,23 +137,9 @@ def load_run(folder: Path, data: Path, scale: Scale, device: torch.device) -> Ev
 
 
 def load_model(name: str, device: torch.device) -> EvalModel:
-    """A Hugging Face model by its name on the hub or its folder, weights in FP32."""
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
-        raise Fp4ReproError(
-            f"model {name!r} needs transformers: install the extra evals, pip install 'fp4repro[evals]'"
-        ) from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        module = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise Fp4ReproError(
-            f"model {name!r} cannot be loaded ({reason}): give a folder, or a name on the hub with the "
-            "network there"
-        ) from None
-    return wrap(name, module, tokenizer, device)
+    """A pretrained model by a name or path that `fp4repro.pretrained` knows, weights in FP32."""
+    found = load_pretrained(name)
+    return wrap(name, found.model, found.tokenizer, device)
 
 
 def wrap(name: str, module: nn.Module, tokenizer: Any, device: torch.device) -> EvalModel:

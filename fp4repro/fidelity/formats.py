@@ -7,6 +7,7 @@ has the error of its E4M3 scale alone. `report.formats` says what each metric me
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -19,15 +20,14 @@ from fp4repro.core.layout import swizzle_scales
 from fp4repro.core.quantize import Rounding, prepare
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
+from fp4repro.fidelity.lost import SLACK, lost
 from fp4repro.report import formats as names
-from fp4repro.report.schema import Row
+from fp4repro.report.schema import NOT_RUN, Row
 
 # Nearest rounding to m mantissa bits errs by at most u / (1 + u) of a normal value, u = 2**-(m + 1).
 _UNIT = 2.0 ** -(E4M3.mantissa_bits + 1)
 NEAR = _UNIT / (1 + _UNIT)  # 1/17
 CLAIM = 1 / 16  # of a block's values
-# What FP32 arithmetic may add to a bound that is met exactly, a few units in the last place.
-SLACK = 1 + 2.0**-20
 # Block widths whose one-byte scales the tensor core takes in tiles of 128 x 4.
 _TILED_WIDTHS = (16, 32)
 
@@ -64,7 +64,7 @@ class Tally:
 
     case: Case
     errors: list[float] = field(default_factory=list)  # relative MSE of each tensor
-    totals: dict[str, int] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
 
     def add(self, x: Tensor, key: RandomKey) -> None:
         """Quantise x (rows, columns). One that is zero all over has no relative error: only its bits
@@ -76,23 +76,16 @@ class Tally:
         error = (got - x.float()).abs()
         kept = magnitude != 0
         near = kept & (error <= magnitude * (NEAR * SLACK))
-        scaled = (blocks.view(prepared.matrix).float() * blocks.spread(prepared.e)).abs()
-        clipped = scaled > self.case.format.element.max * SLACK
         # Block by block, (blocks down, rows, blocks across, columns) to (blocks,).
         magnitudes, nears = tiles(magnitude, blocks), tiles(near, blocks)
         largest = magnitudes == magnitudes.amax((1, 3), keepdim=True)
         kept_in, near_in = (_marked(t) for t in (magnitudes != 0, nears))
         held = kept_in > 0
+        self.totals.update(lost(prepared, x, got))
         if signal := _sum_of_squares(magnitude):
             self.errors.append(_sum_of_squares(error) / signal)
         self._count(
-            values=x.numel(),
-            kept=kept.sum(),
-            clipped=(clipped & (blocks.spread(prepared.s) > 0)).sum(),
-            flushed=(kept & (got == 0)).sum(),
             near=near.sum(),
-            blocks=held.sum(),
-            zero_scales=(held & (prepared.s.reshape(-1) == 0)).sum(),
             claims=(held & (near_in >= CLAIM * kept_in)).sum(),
             maxima=(_marked(largest & nears) > 0).sum(),
             bytes=stored.nbytes,
@@ -100,8 +93,7 @@ class Tally:
         )
 
     def _count(self, **more: Tensor | int) -> None:
-        for name, value in more.items():
-            self.totals[name] = self.totals.get(name, 0) + int(value)
+        self.totals.update({name: int(value) for name, value in more.items()})
 
     def figures(self) -> dict[str, float | None]:
         """The metrics of `report.formats`; None where one does not apply."""
@@ -188,6 +180,19 @@ class Study:
                     note=self._note(metric, value, data, tally),
                     **where,
                 )
+
+    def not_run(self, data: str, reason: str, where: Mapping[str, str]) -> Iterator[Row]:
+        """One row a case for data that could not be had."""
+        for name in self.cases:
+            yield Row(
+                experiment=names.EXPERIMENT,
+                setting=names.setting(name, data),
+                metric=names.RELATIVE_MSE,
+                value=None,
+                unit=names.UNITS[names.RELATIVE_MSE],
+                note=NOT_RUN + reason,
+                **where,
+            )
 
     def _note(self, metric: str, value: float | None, data: str, tally: Tally) -> str:
         notes = [self._notes.get(data, "")]

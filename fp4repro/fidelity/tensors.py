@@ -2,11 +2,11 @@
 
 One forward and backward over held-out text, under BF16 autocast as in training; hooks hand over each
 tensor as a matrix (rows, features) the moment it is there, so that none is kept. Linears outside the
-blocks (the output head) stay in BF16 in every recipe and are left out.
+blocks (the output head) stay in BF16 in every recipe and are left out (`Subject.linears`).
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import safetensors
@@ -59,42 +59,39 @@ def open_run(folder: Path, data_folder: Path, scale: Scale) -> tuple[HybridModel
     return model, data, name
 
 
-def held_out_sequences(data: TokenData, scale: Scale) -> tuple[Tensor, Tensor]:
-    """Tokens and targets, int64 (sequences, context), spread evenly over the held-out text."""
+def held_out_sequences(data: TokenData, scale: Scale, least: int = TOKENS) -> tuple[Tensor, Tensor]:
+    """Tokens and targets, int64 (sequences, context), at least so many, spread evenly over the held-out
+    text."""
     context = scale.training.context
-    count = -(-TOKENS // context)
+    count = -(-least // context)
     while count * context % TOKEN_MULTIPLE:
         count += 1
     tokens, targets = evenly(data.validation, count, context)
     return torch.from_numpy(tokens), torch.from_numpy(targets)
 
 
-def linears(model: HybridModel) -> dict[str, nn.Linear]:
-    """The linears of the blocks, by name."""
-    return {name: m for name, m in model.blocks.named_modules() if isinstance(m, nn.Linear)}
-
-
 def visit_tensors(
-    model: HybridModel, tokens: Tensor, targets: Tensor, visit: Callable[[str, Tensor], None]
+    layers: Mapping[str, nn.Linear], loss: Callable[[], Tensor], visit: Callable[[str, str, Tensor], None]
 ) -> None:
-    """Call `visit(kind, matrix)` for each tensor: float32 weights (out, in), BF16 inputs
-    (tokens, in) and BF16 output gradients (tokens, out)."""
-    device = next(model.parameters()).device
+    """Call `visit(kind, layer's name, matrix)` for each tensor of one forward and backward of `loss`:
+    weights (out, in) in their own type, inputs (tokens, in) and output gradients (tokens, out) in the
+    product's."""
 
-    def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        x = inputs[0].detach().to(output.dtype)  # as autocast hands it to the product
-        visit(ACTIVATIONS, x.flatten(0, -2))
-        output.register_hook(lambda gradient: visit(GRADIENTS, gradient.flatten(0, -2)))
+    def watch(name: str) -> Callable:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            x = inputs[0].detach().to(output.dtype)  # as autocast hands it to the product
+            visit(ACTIVATIONS, name, x.flatten(0, -2))
+            output.register_hook(lambda gradient: visit(GRADIENTS, name, gradient.flatten(0, -2)))
 
-    layers = linears(model).values()
-    for layer in layers:
-        visit(WEIGHTS, layer.weight.detach())
-    handles = [layer.register_forward_hook(watch) for layer in layers]
+        return hook
+
+    for name, layer in layers.items():
+        visit(WEIGHTS, name, layer.weight.detach())
+    handles = [layer.register_forward_hook(watch(name)) for name, layer in layers.items()]
     try:
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = model(tokens.to(device), targets.to(device))
-        loss.backward()
+        loss().backward()
     finally:
         for handle in handles:
             handle.remove()
-        model.zero_grad()
+        for layer in layers.values():
+            layer.weight.grad = None

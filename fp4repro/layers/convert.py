@@ -98,6 +98,14 @@ def set_step(model: nn.Module, step: int, microbatch: int = 0) -> None:
             plan.clock.microbatch = microbatch
 
 
+def blocks_of(model: nn.Module) -> dict[str, int]:
+    """Name of each linear in the blocks of a model -> index of its block, as the layer rule counts."""
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    lists = _lists_of_blocks(linears)
+    found = {name: _block(name, lists) for name in linears}
+    return {name: block[1] for name, block in found.items() if block is not None}
+
+
 def _check_count(what: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise Fp4ReproError(f"{what} must be an integer from 0 up, got {value!r}")
@@ -121,6 +129,11 @@ def _lists_of_blocks(linears: dict[str, nn.Linear]) -> dict[str, int]:
     return blocks | alone
 
 
+def _block(name: str, lists: dict[str, int]) -> tuple[str, int] | None:
+    """The list of blocks that a linear lies in, and its index there."""
+    return next(((p, i) for p, i in _positions(name) if p in lists), None)
+
+
 def _read_by_torch_itself(model: nn.Module) -> dict[str, str]:
     """Linears whose weights a parent hands to a fused kernel, past their own forward."""
     return {
@@ -138,7 +151,7 @@ def _reason_to_keep(name: str, layer: nn.Linear, recipe: Recipe, lists: dict[str
         return f"a subclass of nn.Linear ({type(layer).__name__}) with a forward of its own"
     if recipe.keep.by_name(name):
         return "named by the recipe's rule"
-    block = next(((p, i) for p, i in _positions(name) if p in lists), None)
+    block = _block(name, lists)
     if block is None and lists:
         return "outside the blocks (output head, embedding or projection between)"
     if block is not None and block[1] in recipe.keep.blocks(lists[block[0]]):

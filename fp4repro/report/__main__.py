@@ -9,22 +9,19 @@ from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import atomic_write
 from fp4repro.report.ablations import ablation_rows
 from fp4repro.report.ablations_markdown import ablations_markdown
-from fp4repro.report.attention_tables import attention_markdown
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.evals import EVALS, PAIRED, evals_rows, paired_rows
-from fp4repro.report.formats import formats_markdown
 from fp4repro.report.gaps import Outcomes
 from fp4repro.report.kernels import MARKDOWN
 from fp4repro.report.markdown import pretrain_markdown
-from fp4repro.report.optimizer_tables import optimizer_markdown
 from fp4repro.report.plan import PROTOCOLS, plans
-from fp4repro.report.projection_tables import projections_markdown
 from fp4repro.report.published import load_published
 from fp4repro.report.published_accuracy import load_benchmarks, published_rows
 from fp4repro.report.questions import load_evaluations
 from fp4repro.report.registry import TABLES
 from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
+from fp4repro.report.studies import STUDIES
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
 from fp4repro.report.trace import known_values, untraced
 
@@ -45,17 +42,17 @@ def main() -> None:
     figure.add_argument("--png", type=Path, required=True)
     figure.add_argument("--svg", type=Path, required=True)
 
-    formats = _command(commands, "formats", _formats, "Markdown and figure of the format study")
-    formats.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fidelity wrote")
-    formats.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
-    formats.add_argument("--png", type=Path, required=True)
-    formats.add_argument("--svg", type=Path, required=True)
+    for name in STUDIES:
+        study = _command(commands, name, _study, "Markdown and figure of this study")
+        study.add_argument(
+            "--rows", type=Path, nargs="+", help="CSV files that the table is to hold together"
+        )
+        study.add_argument("--table", type=Path, required=True, help="CSV of the study")
+        study.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
+        study.add_argument("--png", type=Path, required=True)
+        study.add_argument("--svg", type=Path, required=True)
+        study.set_defaults(study=STUDIES[name])
 
-    projections = _command(commands, "projections", _projections, "Markdown and figure of LoRA-SVD")
-    projections.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fullstack wrote")
-    projections.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
-    projections.add_argument("--png", type=Path, required=True)
-    projections.add_argument("--svg", type=Path, required=True)
     ablations = _command(commands, "ablations", _ablations, "table and figures of the ablations")
     ablations.add_argument("--results", type=Path, required=True, help="folder results/<scale>")
     ablations.add_argument("--published", type=Path, default=Path("configs/published.yaml"))
@@ -68,16 +65,6 @@ def main() -> None:
     forest.add_argument("--table", type=Path, required=True, help="CSV of the ablation table")
     forest.add_argument("--png", type=Path, required=True)
     forest.add_argument("--svg", type=Path, required=True)
-    optimizer = _command(commands, "optimizer", _optimizer, "Markdown and figure of a study of the optimizer")
-    optimizer.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fullstack wrote")
-    optimizer.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
-    optimizer.add_argument("--png", type=Path, required=True)
-    optimizer.add_argument("--svg", type=Path, required=True)
-    attention = _command(commands, "attention_sensitivity", _attention, "Markdown and figure of attention")
-    attention.add_argument("--table", type=Path, required=True, help="CSV that fp4repro.fullstack wrote")
-    attention.add_argument("--markdown", type=Path, required=True, help="Markdown to write")
-    attention.add_argument("--png", type=Path, required=True)
-    attention.add_argument("--svg", type=Path, required=True)
     kernels = _command(commands, "kernels", _kernels, "Markdown and figure of speed and memory")
     for name in ("kernels", "casts", "roofline", "memory"):
         kernels.add_argument(f"--{name}", type=Path, required=True, help="CSV; its Markdown goes beside it")
@@ -133,22 +120,6 @@ def _figure(arguments: argparse.Namespace) -> None:
     pretrain_figure(_runs(arguments), parse_rows(arguments.table), arguments.png, arguments.svg)
 
 
-def _formats(arguments: argparse.Namespace) -> None:
-    from fp4repro.report.formats_figure import formats_figure
-
-    rows = parse_rows(arguments.table)
-    _write(arguments.markdown, formats_markdown(rows))
-    formats_figure(rows, arguments.png, arguments.svg)
-
-
-def _projections(arguments: argparse.Namespace) -> None:
-    from fp4repro.report.projection_figure import projections_figure
-
-    rows = parse_rows(arguments.table)
-    _write(arguments.markdown, projections_markdown(rows))
-    projections_figure(rows, arguments.png, arguments.svg)
-
-
 def _ablations(arguments: argparse.Namespace) -> None:
     scale, entries = load_scale(arguments.scale), load_ablations()
     rows = ablation_rows(scale, entries, load_published(arguments.published), arguments.results)
@@ -167,22 +138,6 @@ def _ablations_figure(arguments: argparse.Namespace) -> None:
     ablations_figure(parse_rows(arguments.table), entries, outcomes, arguments.png, arguments.svg)
 
 
-def _optimizer(arguments: argparse.Namespace) -> None:
-    from fp4repro.report.optimizer_figure import optimizer_figure
-
-    rows = parse_rows(arguments.table)
-    _write(arguments.markdown, optimizer_markdown(rows))
-    optimizer_figure(rows, arguments.png, arguments.svg)
-
-
-def _attention(arguments: argparse.Namespace) -> None:
-    from fp4repro.report.attention_figure import attention_figure
-
-    rows = parse_rows(arguments.table)
-    _write(arguments.markdown, attention_markdown(rows))
-    attention_figure(rows, arguments.png, arguments.svg)
-
-
 def _kernels(arguments: argparse.Namespace) -> None:
     from fp4repro.report.kernels_figure import kernels_figure
 
@@ -190,6 +145,16 @@ def _kernels(arguments: argparse.Namespace) -> None:
     for name, rows in tables.items():
         _write(getattr(arguments, name).with_suffix(".md"), MARKDOWN[name](rows))
     kernels_figure(tables, arguments.png, arguments.svg)
+
+
+def _study(arguments: argparse.Namespace) -> None:
+    if arguments.rows:
+        rows = [row for path in arguments.rows for row in parse_rows(path)]
+        write_rows(arguments.table, rows)
+    else:
+        rows = parse_rows(arguments.table)
+    _write(arguments.markdown, arguments.study.markdown(rows))
+    arguments.study.draw(rows, arguments.png, arguments.svg)
 
 
 def _evals(arguments: argparse.Namespace) -> None:

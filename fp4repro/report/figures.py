@@ -45,12 +45,12 @@ def pretrain_figure(runs: Runs, rows: Sequence[Row], png: Path, svg: Path) -> No
 
 
 @contextmanager
-def two_panels(png: Path, svg: Path, **layout: object) -> Iterator[tuple[Axes, Axes]]:
-    """Two axes in the style of all figures, written to both files when the block ends well."""
+def panels(png: Path, svg: Path, rows: int, columns: int, **layout: object) -> Iterator[np.ndarray]:
+    """Axes (rows, columns) in the style of all figures, written to both files when the block ends well."""
     with sns.axes_style("ticks"), sns.plotting_context("paper", font_scale=1.1), plt.rc_context(RC):
-        figure, panels = plt.subplots(1, 2, layout="constrained", **layout)
+        figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **layout)
         try:
-            yield tuple(panels)
+            yield axes
             sns.despine(figure)
             # matplotlib would put its version and the date into the files
             for path, metadata in ((png, {"Software": None}), (svg, {"Date": None, "Creator": None})):
@@ -58,6 +58,13 @@ def two_panels(png: Path, svg: Path, **layout: object) -> Iterator[tuple[Axes, A
                     figure.savefig(temporary, dpi=200, metadata=metadata)
         finally:
             plt.close(figure)
+
+
+@contextmanager
+def two_panels(png: Path, svg: Path, **layout: object) -> Iterator[tuple[Axes, Axes]]:
+    """`panels` with two side by side."""
+    with panels(png, svg, 1, 2, **layout) as axes:
+        yield tuple(axes[0])
 
 
 def _style(runs: Runs, recipe: str) -> dict:

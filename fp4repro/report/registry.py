@@ -10,16 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp4repro.ablations import load_ablations
 from fp4repro.config import BENCHMARKS, Scale
+from fp4repro.report.ablations import ablation_rows
+from fp4repro.report.ablations_markdown import ablations_markdown
 from fp4repro.report.evals import evals_rows, paired_rows
 from fp4repro.report.evals_markdown import evals_markdown, paired_markdown
-from fp4repro.report.formats import formats_markdown
+from fp4repro.report.kernels import MARKDOWN
 from fp4repro.report.markdown import pretrain_markdown
 from fp4repro.report.published import Published
 from fp4repro.report.published_accuracy import load_benchmarks, published_rows
 from fp4repro.report.questions import load_evaluations
 from fp4repro.report.runs import load_runs
 from fp4repro.report.schema import Row
+from fp4repro.report.studies import STUDIES
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
 
 
@@ -33,6 +37,10 @@ def _pretrain(folder: Path, scale: Scale, published: Sequence[Published]) -> lis
     plan = scale.pretrain
     places = [folder / "pretrain" / recipe / f"seed-{seed}" for recipe in plan.recipes for seed in plan.seeds]
     return pretrain_rows(load_runs(EXPERIMENT, scale.scale, plan.recipes, plan.seeds, places), published)
+
+
+def _ablations(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
+    return ablation_rows(scale, load_ablations(), published, folder)
 
 
 def evaluation_folders(folder: Path, scale: Scale) -> list[Path]:
@@ -53,7 +61,12 @@ def _paired(folder: Path, scale: Scale, published: Sequence[Published]) -> list[
 
 TABLES = {
     "pretrain": Table(_pretrain, lambda rows, scale: pretrain_markdown(rows, len(scale.pretrain.seeds))),
-    "formats": Table(None, lambda rows, _: formats_markdown(rows)),
     "evals": Table(_evals, lambda rows, _: evals_markdown(rows)),
     "evals_paired": Table(_paired, lambda rows, _: paired_markdown(rows)),
+    "ablations": Table(_ablations, lambda rows, _: ablations_markdown(rows, load_ablations())),
+    **{
+        name: Table(None, lambda rows, _, study=study: study.markdown(rows))
+        for name, study in STUDIES.items()
+    },
+    **{name: Table(None, lambda rows, _, text=text: text(rows)) for name, text in MARKDOWN.items()},
 }

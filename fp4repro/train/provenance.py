@@ -32,6 +32,12 @@ def device_name(device: torch.device) -> str:
     return f"CPU {model[1].strip() if model else platform.machine()}"
 
 
+def columns(scale: str, device: torch.device) -> dict[str, str]:
+    """The columns of the results schema that all rows of one process share."""
+    where = {"scale": scale, "device": device_name(device)}
+    return where | {"torch": str(torch.__version__), "commit": commit()}
+
+
 def commit() -> str:
     """The commit of the code, with `-dirty` where files besides results differ from it."""
     head = _git("rev-parse", "--short=12", "HEAD")

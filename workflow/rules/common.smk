@@ -167,3 +167,4 @@ wildcard_constraints:
     device="[A-Z0-9-]+",
     model="[a-z][a-z0-9.-]*",
     seed="0|[1-9][0-9]*",
+    subject="[^/]+",

@@ -22,12 +22,18 @@ rule formats_table:
     params:
         run=subpath(input.about, parent=True),
         data=subpath(input.data, parent=True),
+        models=lambda wildcards: [
+            f"--model {name}"
+            for name in SCALES[wildcards.scale].fidelity.models
+            if name != "hybrid"
+        ],
     message:
         "Number formats on synthetic data and on {params.run}"
     shell:
         "python -m fp4repro.fidelity formats"
         " --scale configs/scales/{wildcards.scale}.yaml --run {params.run}"
-        " --data {params.data} --out {output.table} > {log} 2>&1"
+        " --data {params.data} {params.models} --if-available"
+        " --out {output.table} > {log} 2>&1"
 
 
 rule formats_figure:

@@ -70,7 +70,7 @@ rule fullstack_optim_figure:
     message:
         "Table and figure of {wildcards.study} of scale {wildcards.scale}"
     shell:
-        "python -m fp4repro.report optimizer --scale configs/scales/{wildcards.scale}.yaml"
+        "python -m fp4repro.report {wildcards.study} --scale configs/scales/{wildcards.scale}.yaml"
         " --table {input.table} --markdown {output.markdown}"
         " --png {output.png} --svg {output.svg} > {log} 2>&1"
 
