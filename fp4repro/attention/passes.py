@@ -54,8 +54,7 @@ class Work:
             for rows, seen in shape.tiles(recipe.tile):
                 keys = slice(seen)
                 s = self._scores(q_op, k_op, rows, seen)
-                row = torch.logsumexp(s, -1, keepdim=True)
-                p = s.sub_(row).exp_()
+                p, row = _softmax(s)
                 o = self._product(self._tile(p, "pv", HEAD_DIM), _rows(v_op, keys))
                 lse[heads, :, rows] = row.view(-1, shape.group, row.shape[1] // shape.group)
                 _put(out, heads, rows, o if mean is None else o + mean[heads])
@@ -87,6 +86,7 @@ class Work:
                 self._product(_t(self._tile(p, "p_do", SEQUENCE)), _rows(do_p, rows), add_to=dv_sum[:, keys])
                 dp = self._product(_rows(do_v, rows), _t(_rows(v_op, keys)))
                 ds = dp.sub_(self._row_term(p, dp, do, term, heads, rows)).mul_(p)
+                del p  # a tile less of memory while dS is quantised
                 along_keys = self._tile(ds, "ds_k", HEAD_DIM, use)
                 _put(dq, heads, rows, self._product(along_keys, _rows(k_op, keys), self.scale))
                 along_queries = _t(self._tile(ds, "ds_q", SEQUENCE, use))
@@ -134,6 +134,13 @@ class Work:
             return (p * dp).sum(-1, keepdim=True)
         o, d = (x[heads, :, rows].flatten(1, 2).to(self.sums) for x in (term, do.data))
         return (o * d).sum(-1, keepdim=True)
+
+
+def _softmax(s: Tensor) -> tuple[Tensor, Tensor]:
+    """P in place of the scores, and the log-sum-exp (heads, rows, 1), with one exponential each."""
+    largest = s.amax(-1, keepdim=True)
+    total = s.sub_(largest).exp_().sum(-1, keepdim=True)
+    return s.div_(total), total.log().add_(largest)
 
 
 def _rows(x: Operand, positions: slice) -> Operand:
