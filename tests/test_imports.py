@@ -22,7 +22,8 @@ ALLOWED = {
     "optim": {"errors", "core", "recipes"},
     "models": {"errors", "files"},
     "ablations": {"errors", "schemas", "core.formats", "recipes"},
-    "config": {"errors", "schemas", "recipes", "models", "ablations"},
+    "plans": {"errors"},
+    "config": {"errors", "schemas", "recipes", "models", "ablations", "plans"},
     "data": {"errors", "files", "config"},
     "report": {"errors", "files", "schemas", "recipes", "ablations", "config"},
     "train": {
@@ -32,10 +33,10 @@ ALLOWED = {
     "pretrained": {"errors", "files"},
     "evals": {
         *("public", "errors", "files", "recipes", "config", "data", "report.questions"),
-        *("train.provenance", "fidelity.tensors"),
+        *("train.provenance", "fidelity.tensors", "pretrained"),
     },
     "fidelity": {
-        *("errors", "core", "recipes", "layers", "models", "config", "data", "report"),
+        *("ablations", "errors", "core", "recipes", "layers", "models", "config", "data", "report"),
         *("train.provenance", "pretrained"),
     },
     "sensitivity": {"errors", "recipes", "config", "report", "train.provenance", "pretrained", "fidelity"},

@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 from fp4repro.config import Scale
 from fp4repro.data.tokenizer import END_OF_TEXT, load_tokenizer
 from fp4repro.fidelity.tensors import open_run
+from fp4repro.pretrained import load_pretrained
 
 
 class _Head(nn.Linear):
