@@ -27,6 +27,13 @@ rule all:
     default_target: True
     input:
         pretrain_results(config["scale"]),
-        results_of("formats", config["scale"]),
+        ablation_results(config["scale"]),
+        rules.formats.input,
+        rules.fidelity.input,
+        rules.fullstack_projections.input,
+        rules.fullstack_optim.input,
+        rules.attention_sensitivity.input,
+        rules.kernels.input,
+        evals_results(config["scale"]),
     message:
         f"Results of scale {config['scale']}: tables and figures in results/{config['scale']}"

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from fp4repro.attention.function import TiledAttention
+from fp4repro.core.compiled import outside_graphs
 from fp4repro.core.random import RandomKey
 from fp4repro.errors import Fp4ReproError
 from fp4repro.recipes import AttentionRecipe, Recipe
 
 
-@torch.compiler.disable
+@outside_graphs
 def fp4_attention(
     q: Tensor,
     k: Tensor,

@@ -9,11 +9,12 @@ warning; the bits are equal in both.
 """
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 
 import torch
 from torch import Tensor
@@ -163,6 +164,22 @@ class _InChunks:
                 out = part.new_empty(rows, *part.shape[1:])
             out[run] = part
         return out
+
+
+def outside_graphs(function: Callable) -> Callable:
+    """`torch.compiler.disable`, which takes three seconds to import, put off until there is a compiler that
+    could trace the function."""
+
+    @wraps(function)
+    def outside(*args: object, **kwargs: object) -> object:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
+
+    disabled: list[Callable] = []
+    return outside
 
 
 def by_rows(function: Callable) -> Callable:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fp4repro.core.accumulate import Accumulate, on_fp4_units
+from fp4repro.core.compiled import outside_graphs
 from fp4repro.core.products import product
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
@@ -91,7 +92,7 @@ class QuantLinear(nn.Linear):
 
     # A compiled model breaks its graph here: the kernels within are compiled by themselves, once for
     # all layers, and would be traced anew for every layer otherwise.
-    @torch.compiler.disable
+    @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out), in autocast's type where it is on, else in x's."""
         device = x.device.type

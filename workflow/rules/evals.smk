@@ -60,6 +60,8 @@ rule evaluate:
         "results/{scale}/logs/evals/{model}.log",
     benchmark:
         "results/{scale}/benchmarks/evals/{model}.tsv"
+    wildcard_constraints:
+        model=".+",
     conda:
         "../../environment.yml"
     threads: lambda wildcards: SCALES[wildcards.scale].threads
