@@ -11,6 +11,9 @@ four-over-six  nvfp4 with Four Over Six (arXiv 2512.02010, least squares) on x, 
        directly; not on 16x16 weights, where it gains nothing, nor on gradients, which its own training
        code rounds with head-room of 16/17. BF16 layers are those of nvfp4, not its last 4 of 24.
 nvfp4-lora-svd, four-over-six-lora-svd  the same with leading directions in BF16 (arXiv 2607.04422).
+full-stack-fp4, full-stack-fp4-muon  Full-Stack FP4 (arXiv 2607.04422): four-over-six-lora-svd, attention in
+       4 bits, and optimizer states in 4 bits, of AdamW, or of Muon with Newton-Schulz in NVFP4 (the paper's
+       headline has ROOT, a Muon). What the paper leaves open stands in the fields of the three parts.
 fp4-all-the-way  arXiv 2505.19115: blocks of 1x16 everywhere, stochastic rounding of dy and of x in wgrad,
        no transform, no BF16 layers. Without its last phase of BF16 backward passes.
 nemotron3-super  nvfp4 with that model's rule of layers (arXiv 2604.12374): the last 15 % and attention's
@@ -21,6 +24,8 @@ import difflib
 
 from fp4repro.core.formats import FP8, MXFP4, NVFP4, BlockFormat
 from fp4repro.errors import Fp4ReproError
+from fp4repro.recipes.attention import AttentionRecipe
+from fp4repro.recipes.optimizer import NVFP4_ADAMW, NVFP4_MUON
 from fp4repro.recipes.projections import LoraSVD
 from fp4repro.recipes.recipe import KeepBF16, Recipe
 
@@ -68,12 +73,15 @@ _PAPERS = {
 }
 
 _FOUR_OVER_SIX = _PAPERS["nvfp4"].replace(name="four-over-six", x_fprop=_SIX_OR_FOUR, x_wgrad=_SIX_OR_FOUR)
+_FULL_STACK = {"lora_svd": LoraSVD(), "attention": AttentionRecipe()}
 _RECIPES = _PAPERS | {
     r.name: r
     for r in (
         _FOUR_OVER_SIX,
         _PAPERS["nvfp4"].replace(name="nvfp4-lora-svd", lora_svd=LoraSVD()),
         _FOUR_OVER_SIX.replace(name="four-over-six-lora-svd", lora_svd=LoraSVD()),
+        _FOUR_OVER_SIX.replace(name="full-stack-fp4", optimizer=NVFP4_ADAMW, **_FULL_STACK),
+        _FOUR_OVER_SIX.replace(name="full-stack-fp4-muon", optimizer=NVFP4_MUON, **_FULL_STACK),
         Recipe(
             name="fp4-all-the-way",
             **_all_slots(NVFP4, NVFP4),
