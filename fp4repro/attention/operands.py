@@ -99,7 +99,7 @@ def operand(
         return (x.bfloat16() if recipe.high == "bf16" else x), 1.0
     return quantize_operand(
         x.float(),
-        recipe.format if axis == HEAD_DIM else recipe.format.transposed,
+        recipe.format if axis == HEAD_DIM else recipe.upright,
         "nearest" if key is None else "stochastic",
         key,
         random_bits=recipe.random_bits,
@@ -116,9 +116,9 @@ def product(
     left, right = a[0].to(sums), b[0].to(sums)
     scale = a[1] * b[1] * factor
     if left.device.type == "cpu":
-        if add_to is not None:
-            return add_to.baddbmm_(left, right, alpha=float(scale))
         out = left.new_empty(left.shape[0], left.shape[1], right.shape[2])
-        return torch.baddbmm(out, left, right, beta=0, alpha=float(scale), out=out)
-    out = torch.bmm(left, right).mul_(scale)
+        torch.baddbmm(out, left, right, beta=0, alpha=float(scale), out=out)
+    else:
+        out = torch.bmm(left, right).mul_(scale)
+    # Not by the product itself: into a part of a tensor torch multiplies head by head.
     return out if add_to is None else add_to.add_(out)

@@ -50,7 +50,6 @@ class Work:
             q_op, k_op = (x.operand(recipe, self._lowered("qk"), HEAD_DIM, heads) for x in (q, k))
             v_op = v.operand(recipe, self._lowered("pv"), SEQUENCE, heads)
             v_high = v.operand(recipe, False, SEQUENCE, heads) if high else v_op
-            k_op, v_op, v_high = (self._for_tiles(x) for x in (k_op, v_op, v_high))
             for rows, seen in shape.tiles(recipe.tile):
                 keys = slice(seen)
                 s = self._scores(q_op, k_op, rows, seen)
@@ -75,10 +74,8 @@ class Work:
         for heads in shape.chunks(recipe.tile):
             q_again, q_op = q.operands(recipe, self._lowered("qk_again", "ds_q"), heads)
             do_v, do_p = do.operands(recipe, self._lowered("do_v", "p_do"), heads)
-            k_again, k_op = (
-                self._for_tiles(x) for x in k.operands(recipe, self._lowered("qk_again", "ds_k"), heads)
-            )
-            v_op = self._for_tiles(v.operand(recipe, self._lowered("do_v"), HEAD_DIM, heads))
+            k_again, k_op = k.operands(recipe, self._lowered("qk_again", "ds_k"), heads)
+            v_op = v.operand(recipe, self._lowered("do_v"), HEAD_DIM, heads)
             dk_sum, dv_sum = (torch.zeros_like(x[0][:, 0], dtype=self.sums) for x in (k_op, v_op))
             for rows, seen in shape.tiles(recipe.tile):
                 keys = slice(seen)
@@ -86,11 +83,14 @@ class Work:
                 self._product(_t(self._tile(p, "p_do", SEQUENCE)), _rows(do_p, rows), add_to=dv_sum[:, keys])
                 dp = self._product(_rows(do_v, rows), _t(_rows(v_op, keys)))
                 ds = dp.sub_(self._row_term(p, dp, do, term, heads, rows)).mul_(p)
-                del p  # a tile less of memory while dS is quantised
-                along_keys = self._tile(ds, "ds_k", HEAD_DIM, use)
-                _put(dq, heads, rows, self._product(along_keys, _rows(k_op, keys), self.scale))
-                along_queries = _t(self._tile(ds, "ds_q", SEQUENCE, use))
-                self._product(along_queries, _rows(q_op, rows), self.scale, add_to=dk_sum[:, keys])
+                del p, dp  # what a tile no longer needs is not held while dS is quantised
+                k_part, q_part = _rows(k_op, keys), _rows(q_op, rows)
+                _put(
+                    dq, heads, rows, self._product(self._tile(ds, "ds_k", HEAD_DIM, use), k_part, self.scale)
+                )
+                self._product(
+                    _t(self._tile(ds, "ds_q", SEQUENCE, use)), q_part, self.scale, add_to=dk_sum[:, keys]
+                )
                 use += 1
             dk[heads], dv[heads] = dk_sum[:, None], dv_sum[:, None]
         return dq, dk, dv
@@ -104,14 +104,11 @@ class Work:
         key = None
         if name in ROLES and self.recipe.ds_rounding == "stochastic":
             key = replace(self.key, role=ROLES[name], salt=self.key.salt << 32 | use)
-        return operand(x, self.recipe, self._lowered(name), axis, key=key)
+        values, factor = operand(x, self.recipe, self._lowered(name), axis, key=key)
+        return values.to(self.sums), factor  # here, so that only one of the two is held
 
     def _product(self, a: Operand, b: Operand, factor: float = 1.0, add_to: Tensor | None = None) -> Tensor:
         return product(a, b, self.sums, factor, add_to)
-
-    def _for_tiles(self, x: Operand) -> Operand:
-        """K or V of a chunk, which every tile multiplies, in the type of the sums."""
-        return x[0].to(self.sums), x[1]
 
     def _scores(self, q: Operand, k: Operand, rows: slice, seen: int) -> Tensor:
         """Masked scores of a tile, (heads, group x rows, keys)."""

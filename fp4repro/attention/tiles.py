@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Scores that are worked on at once: 512 KiB in float32, of which a few fit a core's cache.
-SCORES = 2**17
+# Scores that are worked on at once: 768 KiB in float32, of which a few are held.
+SCORES = 3 * 2**16
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ V once, as views that the backward uses again; PV, P^T dO and dO V^T in BF16. Wh
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Literal
 
 from fp4repro.core.formats import NVFP4, BlockFormat
@@ -61,7 +62,7 @@ class AttentionRecipe:
     ds_rounding: Literal["nearest", "stochastic"] = "nearest"
     random_bits: int = 8
     high: Literal["bf16", "operands"] = "bf16"
-    tile: int = 64
+    tile: int = 128
 
     def __post_init__(self) -> None:
         for what, known in (("lowered", ATTENTION_PRODUCTS), ("views", VIEWS), ("smooth", ("k", "v"))):
@@ -88,6 +89,11 @@ class AttentionRecipe:
                 f"AttentionRecipe: tile is {self.tile}, but must be a multiple of {columns}, the block of "
                 f"{self.format.name}"
             )
+
+    @cached_property
+    def upright(self) -> BlockFormat:
+        """The format of a product whose contraction is the rows of the matrix at hand."""
+        return self.format.transposed
 
     @property
     def quantises(self) -> bool:
