@@ -3,12 +3,13 @@
 import argparse
 
 from fp4repro.errors import run_stage
-from fp4repro.fullstack import attention_sensitivity, optimizer_studies, projections
+from fp4repro.fullstack import attention_control, attention_sensitivity, optimizer_studies, projections
 
 # Each has a docstring, `add_arguments(parser)` and `run(arguments)`.
 STUDIES = {
     "projections": projections,
     "attention_sensitivity": attention_sensitivity,
+    "attention_control": attention_control,
     **optimizer_studies.STUDIES,
 }
 

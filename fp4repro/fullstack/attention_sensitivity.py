@@ -16,6 +16,7 @@ from torch import nn
 from fp4repro.attention import fp4_attention
 from fp4repro.config import load_scale
 from fp4repro.errors import Fp4ReproError
+from fp4repro.fidelity.subject import of_pretrained
 from fp4repro.fidelity.tensors import held_out_sequences, open_run
 from fp4repro.fullstack import attention_data as data
 from fp4repro.recipes import ATTENTION_PRODUCTS, AttentionRecipe
@@ -128,18 +129,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=Path, required=True, help="scale file, configs/scales/*.yaml")
     parser.add_argument("--run", dest="folder", type=Path, help="folder of a finished run of the hybrid")
     parser.add_argument("--data", type=Path, help="folder of token files that the run was trained on")
-    parser.add_argument("--model", help="folder or name of a Hugging Face causal language model")
-    parser.add_argument("--text", type=Path, help="text that it reads (UTF-8)")
+    parser.add_argument("--model", help="a pretrained model, by a name that fp4repro.pretrained knows")
+    parser.add_argument("--text", type=Path, help="UTF-8 text in place of the corpus's held-out part")
     parser.add_argument("--tokens", type=int, default=512, help="of that text")
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the study's rows: drawn data, then the models that were named."""
-    for one, other in (("folder", "data"), ("model", "text")):
-        if bool(getattr(arguments, one)) != bool(getattr(arguments, other)):
-            first = "run" if one == "folder" else one
-            raise Fp4ReproError(f"--{first} and --{other} belong together: give both or neither")
+    if bool(arguments.folder) != bool(arguments.data):
+        raise Fp4ReproError("--run and --data belong together: give both or neither")
     # Many kinds of operands, each for little work: compiling them would take longer.
     os.environ.setdefault("FP4REPRO_COMPILE", "0")
     scale = load_scale(arguments.scale)
@@ -167,22 +166,6 @@ def run(arguments: argparse.Namespace) -> None:
             note = f"{len(layers)} attention layers, {tokens.numel()} held-out tokens"
             rows += model_rows(f"hybrid {name}", layers, where, note)
     if arguments.model:
-        rows += transformer_rows(*_open(arguments), where)
+        subject = of_pretrained(arguments.model, scale, arguments.tokens, arguments.text)
+        rows += transformer_rows(subject.name, subject.model, subject.tokens, where)
     write_rows(arguments.out, rows)
-
-
-def _open(arguments: argparse.Namespace) -> tuple[str, nn.Module, torch.Tensor]:
-    """Name, model and tokens (1, length)."""
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ModuleNotFoundError:
-        raise Fp4ReproError("--model needs transformers: pip install 'fp4repro[test]'") from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-        text = arguments.text.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise Fp4ReproError(f"{arguments.model} or {arguments.text} cannot be read: {reason}") from None
-    tokens = tokenizer(text[: 16 * arguments.tokens], return_tensors="pt").input_ids[:, : arguments.tokens]
-    return Path(arguments.model).name, model, tokens

@@ -20,6 +20,7 @@ from fp4repro.bench.timing import Ratio, interleaved, ratio
 from fp4repro.config import Scale, load_scale
 from fp4repro.errors import Fp4ReproError
 from fp4repro.fidelity import tensors
+from fp4repro.fidelity.subject import of_run
 from fp4repro.layers.lora_svd import leading_directions
 from fp4repro.recipes import LoraSVD
 from fp4repro.report import projection_tables as names
@@ -151,10 +152,11 @@ def _law(some: dict[str, float], none: dict[str, float], eta: float) -> dict[str
 
 def trained(folder: Path, data_folder: Path, scale: Scale) -> Figures:
     """Weights and inputs of a trained model's linears; means over the linears that have the rank."""
-    model, data, name = tensors.open_run(folder, data_folder, scale)
+    subject = of_run(folder, data_folder, scale, tensors.TOKENS)
     seen: dict[str, list[Tensor]] = {}
-    tokens, targets = tensors.held_out_sequences(data, scale)
-    tensors.visit_tensors(model, tokens, targets, lambda kind, t: seen.setdefault(kind, []).append(t.float()))
+    tensors.visit_tensors(
+        subject.linears, subject.loss, lambda kind, _, t: seen.setdefault(kind, []).append(t.float())
+    )
     pairs = list(zip(seen[tensors.WEIGHTS], seen[tensors.ACTIVATIONS], strict=True))
     none = [_output_error(w, x, None) for w, x in pairs]
     for rank in TRAINED_RANKS:
@@ -166,7 +168,7 @@ def trained(folder: Path, data_folder: Path, scale: Scale) -> Figures:
             names.OUTPUT_RATIO: [a / b for a, b in zip(some, none, strict=True)],
             names.LAW: [(1 - eta) ** 0.5 for eta in etas],
         }
-        note = f"{len(pairs)} linears of {name}, {tokens.numel()} held-out tokens"
+        note = f"{len(pairs)} linears of {subject.note}"
         means = {m: {"value": sum(v) / len(v), "n": 1, "note": note} for m, v in columns.items()}
         yield setting(names.TRAINED, f"rank-{rank}"), means
 

@@ -13,7 +13,15 @@ _BASELINES = {
 
 
 def speed_recipe_names() -> list[str]:
-    return [*recipe_names(), *_BASELINES]
+    """Recipes of linears alone: what Full-Stack FP4's other modules cost on a GPU is not modelled."""
+    plain = recipe("bf16")
+    whole = [name for name in recipe_names() if _of_linears(recipe(name), plain)]
+    return [*whole, *_BASELINES]
+
+
+def _of_linears(one: Recipe, plain: Recipe) -> bool:
+    parts = ("lora_svd", "attention", "optimizer")
+    return all(getattr(one, part) == getattr(plain, part) for part in parts)
 
 
 def speed_recipe(name: str, keep: KeepBF16 | None = None) -> Recipe:
