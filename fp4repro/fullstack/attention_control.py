@@ -85,12 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("FP4REPRO_COMPILE", "0")
     scale = load_scale(arguments.scale)
     torch.set_num_threads(scale.threads)
-    where = {
-        "scale": scale.scale,
-        "device": provenance.device_name(torch.device("cpu")),
-        "torch": str(torch.__version__),
-        "commit": provenance.commit(),
-    }
+    where = provenance.columns(scale.scale, torch.device("cpu"))
     settings = REDUCED if arguments.reduced else tuple(SETTINGS)
     setup = tiny_lm.Setup(steps=arguments.steps)
     common = {"experiment": names.CONTROL, "unit": "nats/byte", "n": 1, **where}

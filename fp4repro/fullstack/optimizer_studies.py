@@ -38,12 +38,7 @@ class Study:
         os.environ.setdefault("FP4REPRO_COMPILE", "0")
         scale = load_scale(arguments.scale)
         torch.set_num_threads(scale.threads)
-        where = {
-            "scale": scale.scale,
-            "device": provenance.device_name(torch.device("cpu")),
-            "torch": str(torch.__version__),
-            "commit": provenance.commit(),
-        }
+        where = provenance.columns(scale.scale, torch.device("cpu"))
         write_rows(arguments.out, rows(self.name, self.figures(scale), where))
 
 

@@ -56,12 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("FP4REPRO_COMPILE", "0")  # a dozen kernels, each for a second's work in all
     scale = load_scale(arguments.scale)
     torch.set_num_threads(scale.threads)
-    where = {
-        "scale": scale.scale,
-        "device": provenance.device_name(torch.device("cpu")),
-        "torch": str(torch.__version__),
-        "commit": provenance.commit(),
-    }
+    where = provenance.columns(scale.scale, torch.device("cpu"))
     figures = list(synthetic())
     if arguments.folder:
         figures += trained(arguments.folder, arguments.data, scale)
