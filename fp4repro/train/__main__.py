@@ -26,6 +26,7 @@ from fp4repro.train.memory import keep_freed_memory
 from fp4repro.train.outputs import write_outputs
 from fp4repro.train.progress import Progress
 from fp4repro.train.protocols import BRANCHES, PRETRAIN, PROTOCOLS, TRUNK, scale_of
+from fp4repro.train.world import World
 
 
 def main() -> None:
@@ -69,24 +70,29 @@ def job_of(arguments: argparse.Namespace) -> Job:
 def train(job: Job, out: Path) -> None:
     """Train one run, from its checkpoint where there is one, and write its files."""
     began = time.perf_counter()
+    world = World.join(job.device)
+    world.check(job.scale.training.accumulate)
     set_up_torch(job)
     run = job.begin()
+    run.world = world
     checkpoint, settings = out / "checkpoint.pt", job.settings()
     sessions = []  # one for each process that has trained on this run
     state = load_checkpoint(checkpoint, settings)
     if state:
         run.restore(state)
         sessions = state["sessions"]
-    session = {"from_step": run.step, "commit": provenance.commit()}
+    session = {"from_step": run.step, "commit": provenance.commit(), "ranks": world.size}
     sessions.append(session)
 
     progress = Progress(
         job.label, run.step, run.settings.steps, run.settings.tokens_per_step, job.scale.log_every
     )
-    if state:
+    if state and world.leads:
         progress.say(f"goes on from step {run.step}")
 
     def after_step() -> None:
+        if not world.leads:
+            return
         progress.update(run.step, run.last("train_loss"))
         session["wall_seconds"] = time.perf_counter() - began
         if run.step % run.settings.checkpoint_every == 0 and not run.finished:
@@ -94,15 +100,17 @@ def train(job: Job, out: Path) -> None:
 
     held = held_out(job.data, run.settings)
     run.train(job.batches, held, after_step)
-    session["tokens_per_second"] = progress.tokens_per_second(run.step)
-    session["operands_quantised"] = run.phases.calls()
+    if world.leads:
+        session["tokens_per_second"] = progress.tokens_per_second(run.step)
+        session["operands_quantised"] = run.phases.calls()
+        if run.diverged:
+            progress.say(run.diverged)
+        if job.protocol == TRUNK and not run.diverged:
+            save_checkpoint(out / "trunk.pt", settings, run.state())
+        write_outputs(out, job, run, run.phases.conversion, held, sessions)
+        checkpoint.unlink(missing_ok=True)
     progress.close()
-    if run.diverged:
-        progress.say(run.diverged)
-    if job.protocol == TRUNK and not run.diverged:
-        save_checkpoint(out / "trunk.pt", settings, run.state())
-    write_outputs(out, job, run, run.phases.conversion, held, sessions)
-    checkpoint.unlink(missing_ok=True)
+    world.leave()
 
 
 def set_up_torch(job: Job) -> None:

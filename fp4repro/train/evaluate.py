@@ -9,6 +9,7 @@ that ends a text costs bits and has no bytes.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from fp4repro.config import Training
 from fp4repro.data.batches import evenly
 from fp4repro.data.tokens import TokenData
 from fp4repro.errors import Fp4ReproError
+from fp4repro.train.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,16 @@ def microbatches(
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, held: HeldOut, size: int, device: torch.device) -> float:
-    """Mean cross entropy over all targets, nats a token, `size` sequences at a time."""
+def validation_loss(
+    model: nn.Module, held: HeldOut, size: int, device: torch.device, world: World = ALONE
+) -> float:
+    """Mean cross entropy over all targets, nats a token, `size` sequences at a time; each rank of `world`
+    takes its share."""
     model.eval()
-    total = 0.0
-    for tokens, targets in microbatches(held.tokens, held.targets, size, device):
+    sums = []
+    pieces = microbatches(held.tokens, held.targets, size, device)
+    for tokens, targets in islice(pieces, world.rank, None, world.size):
         with torch.autocast(device.type, torch.bfloat16):
-            total += model(tokens, targets).item() * targets.numel()
+            sums.append(model(tokens, targets).item() * targets.numel())
     model.train()
-    return total / held.targets.numel()
+    return sum(world.gather(sums)) / held.targets.numel()

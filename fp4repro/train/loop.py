@@ -20,6 +20,7 @@ from fp4repro.layers import carried_state, restore_carried_state
 from fp4repro.train.evaluate import HeldOut, microbatches, validation_loss
 from fp4repro.train.phases import Phases
 from fp4repro.train.schedule import learning_rate
+from fp4repro.train.world import ALONE, World
 
 CURVE = ("step", "tokens", "learning_rate", "train_loss", "gradient_norm", "validation_loss")
 
@@ -33,6 +34,7 @@ class Run:
     settings: Training
     device: torch.device
     phases: Phases | None = None  # None: the model stays as it is
+    world: World = ALONE
     curve: list[list[float | None]] = field(default_factory=list)
     diverged: str = ""  # what was not finite, and when
 
@@ -71,6 +73,7 @@ class Run:
     def train(self, batches: Batches, held: HeldOut, after: Callable[[], None]) -> None:
         """Train to the end; `after` is called after each step."""
         self.model.train()
+        self.shared = self.world.wrap(self.model)
         while not self.finished:
             self._advance(*batches[self.step], held)
             after()
@@ -88,7 +91,7 @@ class Run:
         if self._finite("training loss", loss) and self._finite("gradient norm", norm):
             self.optimizer.step()
             if (step + 1) % settings.validation_every == 0 or step + 1 == settings.steps:
-                validation = validation_loss(self.model, held, settings.microbatch, self.device)
+                validation = validation_loss(self.model, held, settings.microbatch, self.device, self.world)
                 self._finite("validation loss", validation)
         self.curve.append([step + 1, (step + 1) * settings.tokens_per_step, rate, loss, norm, validation])
 
@@ -96,13 +99,17 @@ class Run:
         """Mean loss and gradient norm before clipping; leaves the clipped gradients in place."""
         self.optimizer.zero_grad()
         loss = torch.zeros((), device=self.device)
-        pieces = microbatches(tokens, targets, self.settings.microbatch, self.device)
-        for number, piece in enumerate(pieces):
+        mine = self.world.share(self.settings.accumulate)
+        sequences = slice(mine.start * self.settings.microbatch, mine.stop * self.settings.microbatch)
+        pieces = microbatches(tokens[sequences], targets[sequences], self.settings.microbatch, self.device)
+        for number, piece in zip(mine, pieces, strict=True):
             fp4repro.set_step(self.model, self.step, number)
-            with torch.autocast(self.device.type, torch.bfloat16):
-                part = self.model(*piece) / self.settings.accumulate
-            part.backward()
+            with self.world.summing(self.shared, now=number == mine[-1]):
+                with torch.autocast(self.device.type, torch.bfloat16):
+                    part = self.shared(*piece) / self.settings.accumulate
+                part.backward()
             loss += part.detach()
+        self.world.total(loss)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         return loss.item(), norm.item()
 
