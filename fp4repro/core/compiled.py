@@ -18,6 +18,7 @@ from functools import cache, wraps
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _state = {"usable": None, "eager": False}
 counts = {"kernels": 0}  # compiled so far in this process
@@ -85,7 +86,12 @@ class _Compiled:
             if kernel.types == types and kernel.holds(sides):
                 return kernel.run
         # Whatever modes the caller is in, they are none of the kernel's business.
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(types[0].type, enabled=False):
+        with (
+            _disable_current_modes(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(types[0].type, enabled=False),
+        ):
             holds, run = _compile(self._function, [a is None for a in args], tensors)
         self._kernels.append(_Kernel(types, holds, run))
         counts["kernels"] += 1

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fp4repro
+from fp4repro.core.compiled import without_compiler
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import adamw
 from fp4repro.recipes import Recipe
@@ -75,7 +76,7 @@ def measure(config: ModelConfig, recipe: Recipe, batch: int, context: int, devic
     optimizer = adamw(model, 1e-3, (0.9, 0.95), 1e-8, 0.1)
     tokens = torch.randint(config.vocabulary, (2, batch, context), generator=generator).to(device)
     parameters = sum(p.nbytes for p in model.parameters())
-    with torch.compiler.set_stance("force_eager"), LiveBytes() as live:
+    with without_compiler(), LiveBytes() as live:
         for step in range(2):
             fp4repro.set_step(model, step)
             optimizer.zero_grad(set_to_none=False)
