@@ -103,7 +103,7 @@ def _table_faults(
         yield from _row_faults(f"tables/{path.name}", rows, made, exact)
         rows = made
     if table.markdown:
-        text = table.markdown(rows, scale)
+        text = table.markdown(rows, scale, folder)
         for suffix, expected in (("md", text), ("tex", latex_tables(text))):
             there = path.with_suffix(f".{suffix}")
             if there.is_file():

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from tiny import save_llama
 
 import fp4repro.fullstack.__main__ as fullstack
 import fp4repro.report.__main__ as report
@@ -17,6 +18,7 @@ from fp4repro.report.schema import parse_rows, write_rows
 
 pytestmark = pytest.mark.usefixtures("eager")
 
+SMOKE = "configs/scales/smoke.yaml"
 WHERE = {"scale": "smoke", "device": "CPU", "torch": "2", "commit": "abc"}
 TOKENS = torch.arange(96).view(2, 48) * 7 % 96
 TARGETS = TOKENS.roll(-1, 1)
@@ -78,9 +80,9 @@ def test_a_hugging_face_model_gives_the_same(monkeypatch):
     model(TOKENS, labels=TOKENS).loss.backward()
     torch.testing.assert_close(do.transpose(1, 2).flatten(2), handed["dx"])
     monkeypatch.setattr(sensitivity, "SETTINGS", dict(list(sensitivity.SETTINGS.items())[:1]))
-    rows = list(sensitivity.transformer_rows("llama", model, TOKENS, WHERE))
+    rows = list(sensitivity.transformer_rows("llama", model, TOKENS, WHERE, "a Llama"))
     assert {row.setting.partition("/")[0] for row in rows} == {"llama", "llama, V centred"}
-    assert "3 attention layers, 96 tokens" in rows[0].note
+    assert "3 attention layers of a Llama" in rows[0].note
 
 
 def test_layers_are_chosen_over_the_depth():
@@ -100,7 +102,7 @@ def test_table_and_figure(rows, tmp_path, monkeypatch):
     assert values[names.ERROR_O] < 1e-6 and values[names.ERROR_DQ] == pytest.approx(0.164, rel=0.15)
     table, markdown, png, svg = (tmp_path / name for name in ("t.csv", "t.md", "t.png", "t.svg"))
     write_rows(table, rows)
-    scale = ["--scale", "configs/scales/smoke.yaml", "--table", str(table)]
+    scale = ["--scale", SMOKE, "--table", str(table)]
     out = ["--markdown", str(markdown), "--png", str(png), "--svg", str(svg)]
     monkeypatch.setattr(sys, "argv", ["report", "attention_sensitivity", *scale, *out])
     report.main()
@@ -118,23 +120,35 @@ def test_rows_of_another_experiment_are_refused(rows):
         names.attention_markdown([dataclasses.replace(rows[0], experiment="formats")])
 
 
-@pytest.mark.parametrize(
-    ("given", "words"), [("--run", "--run and --data"), ("--model", "--model and --text")]
-)
-def test_a_model_without_its_text_is_refused(monkeypatch, tmp_path, given, words):
-    command = ["fullstack", "attention_sensitivity", "--scale", "configs/scales/smoke.yaml"]
-    monkeypatch.setattr(sys, "argv", [*command, given, "x", "--out", str(tmp_path / "o.csv")])
-    with pytest.raises(Fp4ReproError, match=words):
-        fullstack.main()
+def command(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["fullstack", "attention_sensitivity", *map(str, arguments)])
+    fullstack.main()
+
+
+@pytest.mark.parametrize("given", ["--run", "--data"])
+def test_a_run_without_its_data_is_refused(monkeypatch, tmp_path, given):
+    with pytest.raises(Fp4ReproError, match="--run and --data belong together"):
+        command(monkeypatch, "--scale", SMOKE, given, "x", "--out", tmp_path / "o.csv")
+
+
+def test_a_pretrained_model_reads_the_scales_text_or_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(data, "DRAWN", {})
+    monkeypatch.setattr(sensitivity, "SETTINGS", dict(list(sensitivity.SETTINGS.items())[:1]))
+    model, text, out = save_llama(tmp_path / "llama"), tmp_path / "own.txt", tmp_path / "o.csv"
+    text.write_text("one two three " * 40)
+    given = ("--scale", SMOKE, "--model", model, "--tokens", 128, "--out", out)
+    for more, source in ((), "held-out text ("), (("--text", text), "own.txt"):
+        command(monkeypatch, *given, *more)
+        rows = parse_rows(out)
+        assert {row.setting.rpartition("/")[0] for row in rows} == {str(model), f"{model}{names.CENTRED}"}
+        assert f"2 attention layers of the model {model}; 128 tokens of {source}" in rows[0].note
 
 
 def test_the_command_writes_drawn_data(monkeypatch, tmp_path):
     monkeypatch.setattr(data, "LENGTH", 32)
     monkeypatch.setattr(sensitivity, "SEEDS", range(1))
     out = tmp_path / "o.csv"
-    command = ["fullstack", "attention_sensitivity", "--scale", "configs/scales/smoke.yaml"]
-    monkeypatch.setattr(sys, "argv", [*command, "--out", str(out)])
-    fullstack.main()
+    command(monkeypatch, "--scale", SMOKE, "--out", out)
     got = parse_rows(out)
     assert len(got) == len(data.DRAWN) * (2 + 4 * len(sensitivity.SETTINGS))
     assert {row.experiment for row in got} == {names.EXPERIMENT} and not any(r.value is None for r in got)

@@ -81,7 +81,7 @@ def test_study_and_its_report(tmp_path, scale, run, small, monkeypatch):  # noqa
     fresh, old, none = (stale[f"0.5/{kind}"][names.OUTPUT].value for kind in ("fresh", "stale", "none"))
     assert fresh < 1.02 * old < none
     real = parts[names.TRAINED]["rank-8"]
-    assert "8 linears of bf16/seed-0, 1024 held-out tokens" in real[names.ENERGY].note
+    assert "8 linears of bf16/seed-0 at scale small, 1024 held-out tokens" in real[names.ENERGY].note
     assert 0 < real[names.ENERGY].value < 1
 
     files = [tmp_path / f"projections.{suffix}" for suffix in ("md", "png", "svg")]

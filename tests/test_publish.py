@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from fp4repro import publish as publishing
+from fp4repro.ablations import load_ablations
 from fp4repro.config import load_scale
 from fp4repro.errors import Fp4ReproError
 from fp4repro.report import formats, schema
 from fp4repro.report.latex import escape, latex_tables, markdown_tables
+from fp4repro.report.plan import plans
 from fp4repro.report.published import load_published
 from fp4repro.report.questions import write_questions
 from fp4repro.report.registry import TABLES
@@ -22,31 +24,46 @@ from fp4repro.verify import verify
 ROOT = Path(__file__).parents[1]
 COMMIT = "0123456789ab"
 WHERE = {"scale": "one", "device": "CPU", "torch": "2", "commit": COMMIT}
-CONFIGS = [ROOT / "configs" / name for name in ("published.yaml", "benchmarks.yaml")]
+CONFIGS = [ROOT / "configs" / f"{name}.yaml" for name in ("published", "benchmarks", "ablations")]
+PLAN = {"branches": ["nvfp4", "no_sr"], "scratch": ["late_end"]}
+RECOMPUTED = [name for name, table in TABLES.items() if table.rows]
+HELD = [*RECOMPUTED, "formats"]  # one of the studies, which are measurements themselves
+
+
+def write_run(folder: Path, experiment: str, recipe: str, seed: int, loss: float) -> None:
+    """Metrics and a curve, which the ablations read."""
+    values = {"validation_loss": loss, "validation_loss_bf16": 4 + loss / 31, "diverged": 0}
+    values |= {"bits_per_byte": 2 + loss / 9, "tokens": 2048, "parameters": 10}
+    rows = [
+        Row(
+            experiment=experiment,
+            setting=schema.run_setting(recipe, seed),
+            metric=metric,
+            value=value,
+            unit=schema.UNITS[metric],
+            n=1,
+            **WHERE,
+        )
+        for metric, value in values.items()
+    ]
+    write_rows(folder / "metrics.csv", rows)
+    curve = [f"{step},{loss + seed / step!r}\n" for step in range(1, 9)]
+    (folder / "curve.csv").write_text("step,train_loss\n" + "".join(curve))
 
 
 def write_results(results: Path, scale) -> None:
-    """Raw rows of both experiments and of the format study, and the tables made from them."""
+    """Raw rows of every experiment, and the tables made from them."""
     plan = scale.pretrain
     for place, recipe in enumerate(plan.recipes):
         for seed in plan.seeds:
-            values = {"validation_loss": 4 + place / 30 + seed / 7, "validation_loss_bf16": 4 + place / 31}
-            values |= {"bits_per_byte": 2 + place / 9, "tokens": 2048, "parameters": 10, "diverged": 0}
-            write_rows(
-                results / "pretrain" / recipe / f"seed-{seed}" / "metrics.csv",
-                [
-                    Row(
-                        experiment="pretrain",
-                        setting=schema.run_setting(recipe, seed),
-                        metric=metric,
-                        value=value,
-                        unit=schema.UNITS[metric],
-                        n=1,
-                        **WHERE,
-                    )
-                    for metric, value in values.items()
-                ],
-            )
+            folder = results / "pretrain" / recipe / f"seed-{seed}"
+            write_run(folder, "pretrain", recipe, seed, 4 + place / 30 + seed / 7)
+    for protocol in plans(scale, load_ablations()):
+        for place, folder in enumerate(protocol.folders()):
+            experiment, name, seed = folder.split("/")
+            if experiment != "pretrain":
+                loss = 4 + place / 29
+                write_run(results / folder, experiment, name, int(seed.removeprefix("seed-")), loss)
     generator = np.random.default_rng(0)
     for model in scale.evals.models:
         rows = [
@@ -74,10 +91,11 @@ def write_results(results: Path, scale) -> None:
     ]
     write_rows(results / "tables" / "formats.csv", study)
     published = load_published(CONFIGS[0])
-    for name, table in TABLES.items():
+    for name in HELD:
+        table = TABLES[name]
         rows = study if table.rows is None else table.rows(results, scale, published)
         write_rows(results / "tables" / f"{name}.csv", rows)
-        (results / "tables" / f"{name}.md").write_text(table.markdown(rows, scale))
+        (results / "tables" / f"{name}.md").write_text(table.markdown(rows, scale, results))
     for left in ("logs/a.log", "benchmarks/a.tsv", "data/train.bin", "pretrain/bf16/model.safetensors"):
         (results / left).parent.mkdir(parents=True, exist_ok=True)
         (results / left).write_text("x")
@@ -88,7 +106,8 @@ def write_results(results: Path, scale) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("publish")
-    settings = yaml.safe_load((ROOT / "configs" / "scales" / "smoke.yaml").read_text()) | {"scale": "one"}
+    settings = yaml.safe_load((ROOT / "configs" / "scales" / "smoke.yaml").read_text())
+    settings |= {"scale": "one", "ablations": PLAN}
     (folder / "one.yaml").write_text(yaml.safe_dump(settings))
     scale = load_scale(folder / "one.yaml")
     write_results(folder / "results", scale)
@@ -111,18 +130,18 @@ def change(path: Path, old: str, new: str) -> None:
 def test_a_folder_agrees_with_itself_and_holds_what_it_needs(folder):
     verdict = verify(folder)
     assert verdict.faults == ()
-    assert set(verdict.recomputed) == {"pretrain", "evals", "evals_paired"}
+    assert set(verdict.recomputed) == {"pretrain", "evals", "evals_paired", "ablations"}
     assert verdict.measured == ("formats",) and verdict.unknown == ()
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert names >= {"manifest.json", "environment.json", "configs/one.yaml", "configs/published.yaml"}
-    assert names >= {f"tables/{table}.{suffix}" for table in TABLES for suffix in ("csv", "md", "tex")}
+    assert names >= {f"tables/{table}.{suffix}" for table in HELD for suffix in ("csv", "md", "tex")}
     assert names >= {"figures/pretrain.svg", "pretrain/bf16/seed-0/metrics.csv"}
     assert not any(name.endswith((".bin", ".safetensors", ".log", ".tsv")) for name in names)
     assert "torch" in json.loads((folder / "environment.json").read_text())["packages"]
 
 
 @pytest.mark.parametrize("place", [1, -2])  # the first and the last digit of a value
-@pytest.mark.parametrize("name", ["pretrain", "evals", "evals_paired"])
+@pytest.mark.parametrize("name", RECOMPUTED)
 def test_one_digit_of_a_table_is_named_with_its_cell(folder, name, place):
     path = folder / "tables" / f"{name}.csv"
     lines = path.read_text().splitlines()
@@ -164,11 +183,30 @@ def test_a_changed_measurement_shows_in_its_markdown(folder):
 def test_files_missing_added_and_unknown(folder):
     (folder / "figures" / "pretrain.svg").unlink()
     (folder / "notes.txt").write_text("mine")
-    shutil.copy(folder / "tables" / "formats.csv", folder / "tables" / "kernels.csv")
+    shutil.copy(folder / "tables" / "formats.csv", folder / "tables" / "mine.csv")
     verdict = verify(folder)
-    assert verdict.unknown == ("kernels",)
+    assert verdict.unknown == ("mine",)
     assert "figures/pretrain.svg: is missing" in verdict.faults
     assert "notes.txt: has no checksum" in verdict.faults
+
+
+def test_tables_that_a_scale_lacks_are_left_out(whole, tmp_path):
+    results = shutil.copytree(whole / "results", tmp_path / "results")
+    for suffix in ("csv", "md"):
+        (results / "tables" / f"ablations.{suffix}").unlink()
+    configs = [whole / "one.yaml", *CONFIGS]
+    publishing.publish(results, load_scale(configs[0]), configs, tmp_path / "published", COMMIT)
+    verdict = verify(tmp_path / "published")
+    assert set(verdict.recomputed) == {"pretrain", "evals", "evals_paired"}
+    assert verdict.measured == ("formats",) and verdict.faults == ()
+
+
+def test_ablations_are_those_of_the_folder(folder):
+    change(folder / "configs" / "ablations.yaml", "Without stochastic rounding", "With less rounding")
+    faults = [fault for fault in verify(folder).faults if "With less rounding" in fault]
+    assert {fault.split(",")[0] for fault in faults} == {
+        f"tables/ablations.{s}" for s in ("csv", "md", "tex")
+    }
 
 
 def test_noise_of_another_machine_is_no_fault_where_the_checksum_is_right(folder):

@@ -322,6 +322,7 @@ def test_the_command_prints_the_four_speed_ups_apart(monkeypatch, capsys):
         assert words in shown
 
 
-def test_recipes_are_the_trained_ones_and_two_baselines():
-    assert set(speed_recipe_names()) == {"bf16", "fp8", "nvfp4", "mxfp4", "mxfp8", "fp8-tensor"}
+def test_recipes_are_those_of_linears_and_two_baselines():
+    of_linears = {"bf16", "fp8", "nvfp4", "mxfp4", "four-over-six", "fp4-all-the-way", "nemotron3-super"}
+    assert set(speed_recipe_names()) == of_linears | {"mxfp8", "fp8-tensor"}
     assert speed_recipe("nvfp4") is recipe("nvfp4")

@@ -117,12 +117,12 @@ def model_rows(
 
 
 def transformer_rows(
-    name: str, model: nn.Module, tokens: torch.Tensor, where: Mapping[str, str]
+    name: str, model: nn.Module, tokens: torch.Tensor, where: Mapping[str, str], note: str
 ) -> Iterator[Row]:
-    """Rows of a Hugging Face causal language model that is loaded, on tokens (batch, length)."""
+    """Rows of a Hugging Face causal language model that is loaded, on tokens (batch, length); `note` says
+    which model and tokens they are."""
     layers = data.of_transformer(model, tokens)
-    note = f"{len(layers)} attention layers, {tokens.numel()} tokens"
-    yield from model_rows(name, layers, where, note)
+    yield from model_rows(name, layers, where, f"{len(layers)} attention layers of {note}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -162,5 +162,5 @@ def run(arguments: argparse.Namespace) -> None:
             rows += model_rows(f"hybrid {name}", layers, where, note)
     if arguments.model:
         subject = of_pretrained(arguments.model, scale, arguments.tokens, arguments.text)
-        rows += transformer_rows(subject.name, subject.model, subject.tokens, where)
+        rows += transformer_rows(subject.name, subject.model, subject.tokens, where, subject.note)
     write_rows(arguments.out, rows)

@@ -169,7 +169,7 @@ def _evals(arguments: argparse.Namespace) -> None:
     }
     for name, rows in made.items():
         write_rows(arguments.tables / f"{name}.csv", rows)
-        _write(arguments.tables / f"{name}.md", TABLES[name].markdown(rows, scale))
+        _write(arguments.tables / f"{name}.md", TABLES[name].markdown(rows, scale, arguments.tables.parent))
     evals_figure(*made.values(), arguments.figures / "evals.png", arguments.figures / "evals.svg")
 
 

@@ -3,14 +3,14 @@
 `python -m fp4repro.verify` makes each table of a folder anew by its entry here, and Snakemake's stages
 make it by the same functions. A further table is one more entry. `rows` takes the folder of a scale's
 results (`pretrain/`, `evals/`, `tables/`), its scale and the published figures; None means that the CSV
-is itself the raw measurement. `markdown` takes the rows and the scale.
+is itself the raw measurement. `markdown` takes the rows, the scale and the folder.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp4repro.ablations import load_ablations
+from fp4repro.ablations import ABLATIONS, load_ablations
 from fp4repro.config import BENCHMARKS, Scale
 from fp4repro.report.ablations import ablation_rows
 from fp4repro.report.ablations_markdown import ablations_markdown
@@ -30,7 +30,13 @@ from fp4repro.report.tables import EXPERIMENT, pretrain_rows
 @dataclass(frozen=True)
 class Table:
     rows: Callable[[Path, Scale, Sequence[Published]], list[Row]] | None
-    markdown: Callable[[Sequence[Row], Scale], str] | None
+    markdown: Callable[[Sequence[Row], Scale, Path], str] | None
+
+
+def _own(folder: Path, config: Path) -> Path:
+    """A published folder brings its own configuration; a scale's results are made with the project's."""
+    own = folder / "configs" / config.name
+    return own if own.is_file() else config
 
 
 def _pretrain(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
@@ -40,7 +46,11 @@ def _pretrain(folder: Path, scale: Scale, published: Sequence[Published]) -> lis
 
 
 def _ablations(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
-    return ablation_rows(scale, load_ablations(), published, folder)
+    return ablation_rows(scale, load_ablations(_own(folder, ABLATIONS)), published, folder)
+
+
+def _ablations_markdown(rows: Sequence[Row], _: Scale, folder: Path) -> str:
+    return ablations_markdown(rows, load_ablations(_own(folder, ABLATIONS)))
 
 
 def evaluation_folders(folder: Path, scale: Scale) -> list[Path]:
@@ -54,19 +64,18 @@ def _evals(folder: Path, scale: Scale, _: Sequence[Published]) -> list[Row]:
 
 def _paired(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
     got = load_evaluations(evaluation_folders(folder, scale))
-    own = folder / "configs" / BENCHMARKS.name  # a published folder brings its own
-    benchmarks = load_benchmarks(own if own.is_file() else BENCHMARKS)
+    benchmarks = load_benchmarks(_own(folder, BENCHMARKS))
     return [*paired_rows(got.found, got.where), *published_rows(published, benchmarks)]
 
 
 TABLES = {
-    "pretrain": Table(_pretrain, lambda rows, scale: pretrain_markdown(rows, len(scale.pretrain.seeds))),
-    "evals": Table(_evals, lambda rows, _: evals_markdown(rows)),
-    "evals_paired": Table(_paired, lambda rows, _: paired_markdown(rows)),
-    "ablations": Table(_ablations, lambda rows, _: ablations_markdown(rows, load_ablations())),
+    "pretrain": Table(_pretrain, lambda rows, scale, _: pretrain_markdown(rows, len(scale.pretrain.seeds))),
+    "evals": Table(_evals, lambda rows, *_: evals_markdown(rows)),
+    "evals_paired": Table(_paired, lambda rows, *_: paired_markdown(rows)),
+    "ablations": Table(_ablations, _ablations_markdown),
     **{
-        name: Table(None, lambda rows, _, study=study: study.markdown(rows))
+        name: Table(None, lambda rows, *_, study=study: study.markdown(rows))
         for name, study in STUDIES.items()
     },
-    **{name: Table(None, lambda rows, _, text=text: text(rows)) for name, text in MARKDOWN.items()},
+    **{name: Table(None, lambda rows, *_, text=text: text(rows)) for name, text in MARKDOWN.items()},
 }
