@@ -14,13 +14,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-_state = {"usable": None, "eager": False}
+_state = {"usable": None, "eager": False, "call": None}
 counts = {"kernels": 0}  # compiled so far in this process
 CHUNK = 1 << 18  # elements that run at a time where there is no compiler
 
@@ -196,13 +196,15 @@ def by_rows(function: Callable) -> Callable:
 
 
 @contextmanager
-def without_compiler() -> Iterator[None]:
-    """Within, everything runs as on a machine that has none."""
-    before, _state["eager"] = _state["eager"], True
+def without_compiler(call: Callable | None = None) -> Iterator[None]:
+    """Within, everything runs as on a machine that has none; `call(kernel, *tensors)`, if given, runs each
+    function that would have been compiled."""
+    before = _state.copy()
+    _state.update(eager=True, call=call)
     try:
         yield
     finally:
-        _state["eager"] = before
+        _state.update(eager=before["eager"], call=before["call"])
 
 
 @cache
@@ -215,7 +217,8 @@ def eager(make: Callable[..., Callable], *options: object) -> Callable:
 def compiled(make: Callable[..., Callable], *options: object) -> Callable:
     """The function `make(*options)`, compiled for dynamic shapes where a compiler is usable."""
     if _state["eager"] or not compiler_usable():
-        return eager(make, *options)
+        function = eager(make, *options)
+        return partial(_state["call"], function) if _state["call"] else function
     return _compiled(make, *options)
 
 

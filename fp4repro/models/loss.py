@@ -34,6 +34,7 @@ class _MeanCrossEntropy(Function):
             if keep:
                 probability.scatter_add_(1, target, torch.full_like(target, -1, dtype=rows.dtype))
                 gradient[start : start + ROWS] = probability.div_(len(logits))
+            del rows, probability  # else they live on beside the next ones
         ctx.save_for_backward(gradient)
         return total / len(logits)
 
