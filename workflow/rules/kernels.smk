@@ -8,7 +8,7 @@ def gpus_of_benchmark(wildcards):
     if SCALES[wildcards.scale].device != "cuda":
         return 0
     given = workflow.global_resources
-    return given["gpu"] if "gpu" in given.keys() else 1
+    return int(given["gpu"].value) if "gpu" in given.keys() else 1
 
 
 rule gemm_benchmark:
