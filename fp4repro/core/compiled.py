@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-_state = {"usable": None, "eager": False}
+_state = {"usable": None, "eager": False, "chunk": None}
 counts = {"kernels": 0}  # compiled so far in this process
 CHUNK = 1 << 18  # elements that run at a time where there is no compiler
 
@@ -159,7 +159,7 @@ class _InChunks:
 
     def __call__(self, *args: Tensor | None) -> Tensor:
         rows, elements = args[0].shape[0], args[0].numel()
-        step = max(1, rows * CHUNK // elements)
+        step = max(1, rows * (_state["chunk"] or CHUNK) // elements)
         if step >= rows or args[0].device.type != "cpu" or torch.compiler.is_compiling():
             return self._function(*args)
         out = None
@@ -196,13 +196,14 @@ def by_rows(function: Callable) -> Callable:
 
 
 @contextmanager
-def without_compiler() -> Iterator[None]:
-    """Within, everything runs as on a machine that has none."""
-    before, _state["eager"] = _state["eager"], True
+def without_compiler(chunk: int | None = None) -> Iterator[None]:
+    """Within, everything runs as on a machine that has none, `chunk` elements at a time."""
+    before = dict(_state)
+    _state.update(eager=True, chunk=chunk)
     try:
         yield
     finally:
-        _state["eager"] = before
+        _state.update(eager=before["eager"], chunk=before["chunk"])
 
 
 @cache
