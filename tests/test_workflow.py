@@ -10,20 +10,28 @@ import pytest
 import snakemake.cli
 import yaml
 
+from fp4repro.ablations import load_ablations
 from fp4repro.config import load_scale
+from fp4repro.fullstack import optimizer_studies
+from fp4repro.report.plan import plans
 
 ROOT = Path(__file__).parents[1]
 KEYS = ["input", "output", "log", "benchmark", "wildcard_constraints", "conda"]
 KEYS += ["threads", "resources", "params", "message", "shell"]
 RECIPES, SEEDS = ("bf16", "nvfp4"), (1,)
 SEEDED = {"scratch_seeds": list(SEEDS), "branch_seeds": list(SEEDS)}
-# What is run here of scale `one`: further studies would measure real models, and have tests of their own.
-TARGETS = ("pretrain", "formats", "--config", "scale=one")
-# What follows the trainings of these targets.
-REPORTS = dict.fromkeys(("pretrain_table", "pretrain_figure", "formats_table", "formats_figure"), 1)
-REPORTS |= {"pretrain": 1, "formats": 1}
+# What is run here: the other targets have no stand-in, and their stages have tests of their own.
+TARGETS = ("pretrain", "formats")
+# What follows the trainings of a scale, with the targets themselves.
+TABLES = {"pretrain_table": 1, "pretrain_figure": 1, "formats_table": 1, "formats_figure": 1}
+REPORTS = TABLES | dict.fromkeys(TARGETS, 1)
 # What `fidelity` and `sensitivity` want beside the run that they study.
 STUDIES = {"gradients": 1, "sensitivity": 1, "fidelity_table": 1, "sensitivity_table": 1, "fidelity": 1}
+
+# Jobs of the whole plan that are one each, whatever the scale.
+ONCE = ["data", "ablations_table", "fullstack_projections_table", "fullstack_projections_figure"]
+ONCE += ["attention_sensitivity_table", "attention_sensitivity_figure", "gemm_benchmark", "cast_benchmark"]
+ONCE += ["roofline_table", "memory_table", "predictions", "kernels_report", "evals_tables", "all"]
 
 # Writes what fp4repro.train writes, at once. It counts its steps in checkpoint.pt and, where a file
 # `kill-it` lies in the working folder, dies half way by SIGKILL.
@@ -48,8 +56,8 @@ def main():
     checkpoint = a.out / "checkpoint.pt"
     start = int(checkpoint.read_text()) if checkpoint.exists() else 0
     print(f"{a.recipe}/seed-{a.seed}: from step {start}")
-    names = ("layers.csv", "model.safetensors", "run.json", *["trunk.pt"] * (a.protocol == "trunk"))
-    for name in names:
+    more = ["trunk.pt"] if a.protocol == "trunk" else []
+    for name in ("layers.csv", "model.safetensors", "run.json", *more):
         (a.out / name).write_text(f"{start}")
     if Path("kill-it").exists():
         checkpoint.write_text("5")
@@ -172,10 +180,10 @@ def workflow(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A workflow whose scale `one` has been run to its end, with the stand-in for training."""
+    """A workflow whose scale `one` has TARGETS, made with the stand-in for training."""
     workflow = Workflow(tmp_path_factory.mktemp("finished"))
     workflow.fake_training()
-    code, workflow.output = workflow.run(*TARGETS)
+    code, workflow.output = workflow.run(*TARGETS, "--config", "scale=one")
     assert code == 0, workflow.output
     return workflow
 
@@ -184,28 +192,25 @@ def planned(**jobs: int) -> dict[str, int]:
     return jobs | {"total": sum(jobs.values())}
 
 
-def test_default_plan_is_every_run_of_the_laptop_scale(workflow):
-    """And every table: what `make` runs leaves nothing of the project out."""
+def test_default_plan_is_all_of_the_laptop_scale(workflow):
     scale = load_scale(ROOT / "configs" / "scales" / "laptop.yaml")
-    seeds, models = len(scale.ablations.branch_seeds), len(scale.fidelity.models)
-    jobs = workflow.plan()
-    assert jobs["train"] == len(scale.pretrain.recipes) * len(scale.pretrain.seeds)
-    # Beside BF16; two entries are one run where a model of six blocks cannot tell them apart.
-    assert jobs["branch"] == seeds * len(scale.ablations.branches)
-    assert jobs["trunk"] == seeds
-    assert jobs["gradients"] == jobs["sensitivity"] == models
-    assert jobs["evaluate"] == len(scale.evals.models)
-    once = (
-        "data",
-        "pretrain_table",
-        "formats_table",
-        "ablations_table",
-        "fidelity_table",
-        "sensitivity_table",
-    )
-    once += ("fullstack_projections_table", "attention_sensitivity_table", "kernels_report", "evals_tables")
-    assert all(jobs[rule] == 1 for rule in once)
-    assert jobs["fullstack_optim_table"] == 3
+    protocols = plans(scale, load_ablations())
+    folders = {folder for plan in protocols for folder in plan.folders()}
+    trained = {f"pretrain/{r}/seed-{s}" for r in scale.pretrain.recipes for s in scale.pretrain.seeds}
+    jobs = TABLES | STUDIES | dict.fromkeys(ONCE, 1) | {"ablations_figure": len(protocols)}
+    jobs |= {
+        "train": len(trained | {folder for folder in folders if folder.startswith("pretrain/")}),
+        "ablation": sum(folder.startswith("ablations/") for folder in folders),
+        "trunk": len(scale.ablations.branch_seeds),
+        "branch": sum(folder.startswith("branches/") for folder in folders),
+        "gradients": len(scale.fidelity.models),
+        "sensitivity": len(scale.fidelity.models),
+        "fullstack_optim_table": len(optimizer_studies.STUDIES),
+        "fullstack_optim_figure": len(optimizer_studies.STUDIES),
+        "evaluate": len(scale.evals.models),
+    }
+    del jobs["fidelity"]  # `all` asks for its files
+    assert workflow.plan() == planned(**{rule: number for rule, number in jobs.items() if number})
 
 
 def test_fidelity_studies_one_run_and_the_pretrained_models(workflow):
@@ -236,6 +241,18 @@ def test_paper_scale_is_a_plan_and_refused_without_its_gpu(workflow):
     assert not (workflow.folder / "results" / "paper" / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "gpus"),
+    [([], 1), (["--resources", "gpu=4"], 4), (["--workflow-profile", "none"], 1)],  # the profile has one
+)
+def test_a_benchmark_takes_every_core_and_gpu_of_the_run(workflow, given, gpus):
+    rules = workflow.folder / "workflow" / "rules" / "kernels.smk"
+    message = '"{threads} cores, {resources.gpu} GPUs: '
+    rules.write_text(rules.read_text().replace('"Products of the linears', f"{message}products"))
+    code, output = workflow.run("-n", "results/paper/tables/kernels.csv", "--cores", "3", *given)
+    assert code == 0 and f"3 cores, {gpus} GPUs: products" in output, output
+
+
 def assert_a_sentence(output: str) -> None:
     assert "Traceback" not in output
     assert "  File " not in output
@@ -263,7 +280,7 @@ def test_a_finished_scale_has_its_files_where_the_readme_says(finished):
     results = finished.folder / "results" / "one"
     files = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
     runs = {f"pretrain/{recipe}/seed-{seed}" for recipe in RECIPES for seed in SEEDS}
-    stages = {"data", *REPORTS, *runs} - {"pretrain", "formats"}
+    stages = {"data", *TABLES, *runs}
     names = ("metrics.csv", "curve.csv", "layers.csv", "model.safetensors", "run.json")
     assert files == {
         *(f"data/{name}" for name in ("tokenizer.json", "train.bin", "validation.bin", "data.json")),
@@ -297,7 +314,9 @@ def test_an_edit_reruns_only_what_depends_on_it(finished, edits, jobs):
     try:
         for keys, value in edits.items():
             finished.edit("one", *keys, value=value)
-        assert finished.plan(*TARGETS) == (planned(**jobs, **REPORTS) if jobs else {})
+        assert finished.plan(*TARGETS, "--config", "scale=one") == (
+            planned(**jobs, **REPORTS) if jobs else {}
+        )
     finally:
         path.write_text(before)
 
@@ -309,13 +328,13 @@ def test_tables_that_came_with_a_clone_are_made_anew(finished, workflow):
             workflow.folder / "results" / "one" / folder,
         )
     every = planned(data=1, train=2, **REPORTS)
-    assert workflow.plan(*TARGETS) == every
+    assert workflow.plan(*TARGETS, "--config", "scale=one") == every
 
 
 def test_other_books_are_other_data(finished):
     for same in ("shelf", str(finished.folder / "shelf")):
-        assert finished.plan(*TARGETS, FP4REPRO_DATA=same) == {}
-    other = finished.plan(*TARGETS, FP4REPRO_DATA="")
+        assert finished.plan(*TARGETS, "--config", "scale=one", FP4REPRO_DATA=same) == {}
+    other = finished.plan(*TARGETS, "--config", "scale=one", FP4REPRO_DATA="")
     assert other == planned(data=1, train=2, **REPORTS)
 
 
@@ -399,7 +418,7 @@ def test_a_mistake_in_an_ablation_ends_snakemake_with_a_sentence(workflow):
 def test_every_rule_that_runs_logs_is_benchmarked_and_keeps_the_order():
     text = "\n".join(path.read_text() for path in sorted((ROOT / "workflow").glob("rules/*.smk")))
     rules = re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", text, re.MULTILINE)
-    assert {name for name, _ in rules} >= {"data", "train", *REPORTS}
+    assert {name for name, _ in rules} >= {"data", "train", *REPORTS, *STUDIES}
     for name, body in rules:
         keys = re.findall(r"^    (\w+):", body, re.MULTILINE)
         assert keys == sorted(keys, key=KEYS.index), name

@@ -7,8 +7,8 @@ def gpus_of_benchmark(wildcards):
     """All GPUs of this run, where the scale uses one."""
     if SCALES[wildcards.scale].device != "cuda":
         return 0
-    given = workflow.global_resources
-    return int(given["gpu"].value) if "gpu" in given.keys() else 1
+    given = workflow.global_resources.get("gpu").value
+    return 1 if given is None else given
 
 
 rule gemm_benchmark:
