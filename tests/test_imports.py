@@ -54,7 +54,7 @@ ALLOWED = {
         *("data", "report", "train.provenance", "fidelity", "bench.timing"),
     },
     "verify": {"errors", "files", "config", "report", "publish"},
-    "publish": {"errors", "files", "config", "report"},
+    "publish": {"errors", "files", "ablations", "config", "report"},
 }
 
 

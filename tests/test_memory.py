@@ -131,21 +131,6 @@ def test_live_bytes_follow_what_lives():
     assert live.now == 0
 
 
-def test_a_kernel_is_one_operator():
-    """What it makes on the way is not counted, nor what it returns of its arguments."""
-
-    def kernel(x, absent):
-        return x.double().exp().float(), x[:2]
-
-    x = torch.zeros(1000)
-    with LiveBytes() as live:
-        sums = live.as_one(kernel, x, None)
-        assert live.now == live.peak == 4000
-        kernel(x, None)
-        assert live.now == 4000 and live.peak > 12000
-    assert torch.equal(sums[0], torch.ones(1000))
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

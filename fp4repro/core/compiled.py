@@ -14,13 +14,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial, wraps
+from functools import cache, wraps
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-_state = {"usable": None, "eager": False, "call": None}
+_state = {"usable": None, "eager": False, "chunk": None}
 counts = {"kernels": 0}  # compiled so far in this process
 CHUNK = 1 << 18  # elements that run at a time where there is no compiler
 
@@ -159,7 +159,7 @@ class _InChunks:
 
     def __call__(self, *args: Tensor | None) -> Tensor:
         rows, elements = args[0].shape[0], args[0].numel()
-        step = max(1, rows * CHUNK // elements)
+        step = max(1, rows * (_state["chunk"] or CHUNK) // elements)
         if step >= rows or args[0].device.type != "cpu" or torch.compiler.is_compiling():
             return self._function(*args)
         out = None
@@ -196,15 +196,14 @@ def by_rows(function: Callable) -> Callable:
 
 
 @contextmanager
-def without_compiler(call: Callable | None = None) -> Iterator[None]:
-    """Within, everything runs as on a machine that has none; `call(kernel, *tensors)`, if given, runs each
-    function that would have been compiled."""
-    before = _state.copy()
-    _state.update(eager=True, call=call)
+def without_compiler(chunk: int | None = None) -> Iterator[None]:
+    """Within, everything runs as on a machine that has none, `chunk` elements at a time."""
+    before = dict(_state)
+    _state.update(eager=True, chunk=chunk)
     try:
         yield
     finally:
-        _state.update(eager=before["eager"], call=before["call"])
+        _state.update(eager=before["eager"], chunk=before["chunk"])
 
 
 @cache
@@ -217,8 +216,7 @@ def eager(make: Callable[..., Callable], *options: object) -> Callable:
 def compiled(make: Callable[..., Callable], *options: object) -> Callable:
     """The function `make(*options)`, compiled for dynamic shapes where a compiler is usable."""
     if _state["eager"] or not compiler_usable():
-        function = eager(make, *options)
-        return partial(_state["call"], function) if _state["call"] else function
+        return eager(make, *options)
     return _compiled(make, *options)
 
 

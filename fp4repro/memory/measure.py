@@ -2,10 +2,8 @@
 
 `LiveBytes` is a dispatch mode: every operator's outputs pass it, and a storage counts from the operator
 that made it until it is freed (a weak reference tells). It sees what torch allocates for tensors, on
-any device, and neither the allocator's rounding nor what a kernel takes for itself. The core's kernels
-run without the compiler, which hides their outputs from the mode, and count as one operator each: what
-they make on the way lives in registers once they are compiled. On a GPU the allocator's own peak is read
-beside it.
+any device, and neither the allocator's rounding nor what a kernel takes for itself. On a GPU the
+allocator's own peak is read beside it.
 """
 
 import weakref
@@ -33,30 +31,15 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._within = False  # a function that counts as one operator
         self._known: dict[int, weakref.finalize] = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        inputs = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = function(*args, **(kwargs or {}))
-        if not self._within:
-            self._count((args, kwargs), result)
-        return result
-
-    def as_one(self, kernel: Callable, *tensors: Tensor | None) -> Tensor | tuple[Tensor, ...]:
-        """A function of several operators, counted by its outputs alone."""
-        self._within = True
-        try:
-            result = kernel(*tensors)
-        finally:
-            self._within = False
-        self._count(tensors, result)
-        return result
-
-    def _count(self, given: tuple, result: object) -> None:
-        inputs = {id(t.untyped_storage()) for t in tree_leaves(given) if isinstance(t, Tensor)}
         for t in tree_leaves(result):
             if isinstance(t, Tensor) and id(t.untyped_storage()) not in inputs:
                 self._add(t.untyped_storage())
+        return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)
@@ -84,7 +67,8 @@ class Measured:
 
 
 def measure(config: ModelConfig, recipe: Recipe, batch: int, context: int, device: str = "cpu") -> Measured:
-    """Two training steps with AdamW, as in `fp4repro.train`, gradients kept between them."""
+    """Two training steps with AdamW, as in `fp4repro.train`, gradients kept between them; without the
+    compiler, whose kernels would hide their outputs from the mode."""
     generator = torch.Generator().manual_seed(SEED)
     model = HybridModel(config, generator=generator)
     fp4repro.convert(model, recipe, seed=SEED)
@@ -92,7 +76,8 @@ def measure(config: ModelConfig, recipe: Recipe, batch: int, context: int, devic
     optimizer = adamw(model, 1e-3, (0.9, 0.95), 1e-8, 0.1)
     tokens = torch.randint(config.vocabulary, (2, batch, context), generator=generator).to(device)
     parameters = sum(p.nbytes for p in model.parameters())
-    with LiveBytes() as live, without_compiler(live.as_one):
+    # In small pieces: what the emulation itself works with is no part of a step's memory.
+    with without_compiler(chunk=1 << 12), LiveBytes() as live:
         for step in range(2):
             fp4repro.set_step(model, step)
             optimizer.zero_grad(set_to_none=False)

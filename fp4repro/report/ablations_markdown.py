@@ -40,8 +40,8 @@ def ablations_markdown(rows: Sequence[Row], ablations: Mapping[str, Ablation]) -
     )
     paragraphs = [f"# Ablations, scale `{scale}`", SIGN]
     for protocol in (BRANCHES, SCRATCH):
-        settings = [s for s in dict.fromkeys(row.setting for row in ours) if s.startswith(f"{protocol}/")]
-        names = [name for s in settings if (name := s.partition("/")[2]) in ablations]
+        planned = [row.setting for row in ours if row.metric == DIVERGED]  # each entry has one, run or not
+        names = [s.removeprefix(f"{protocol}/") for s in planned if s.startswith(f"{protocol}/")]
         if not names:
             continue
         paragraphs += [f"## {TITLES[protocol]}", "\n".join(_gaps(protocol, names, of, ablations))]
