@@ -93,7 +93,7 @@ rule ablations_table:
         "../../environment.yml"
     threads: 1
     params:
-        results="results/{scale}",
+        results=subpath(output.table, ancestor=2),
     message:
         "Ablation table of scale {wildcards.scale}"
     shell:
@@ -128,7 +128,7 @@ rule ablations_figure:
         "../../environment.yml"
     threads: 1
     params:
-        results="results/{scale}",
+        results=subpath(input.table, ancestor=2),
     message:
         "Ablation figure ({wildcards.protocol}) of scale {wildcards.scale}"
     shell:
