@@ -1,52 +1,6 @@
 """Evaluations: one job a model, since importing lm-eval and loading a model take longer than an arithmetic."""
 
 
-def evaluated_run(name):
-    """An input function: the file of that name of the run that a model's name means, if it is one."""
-
-    def file(wildcards):
-        run = re.fullmatch(r"[^/]+/seed-\d+", wildcards.model)
-        folder = f"results/{wildcards.scale}/pretrain/{wildcards.model}"
-        return [f"{folder}/{name}"] if run else []
-
-    return file
-
-
-def evaluated_model(wildcards, input):
-    """How the model is named to the stage: a run by its folder, with its token files."""
-    if not input.about:
-        return f"--model {wildcards.model}"
-    return (
-        f"--run {os.path.dirname(input.about[0])} --data {os.path.dirname(input.data)}"
-    )
-
-
-def evals_settings(wildcards):
-    """What the answers depend on beside the model, with the folder that `local` stands for here."""
-    settings = asdict(SCALES[wildcards.scale].evals)
-    del settings["models"]
-    data = os.environ.get(VARIABLE)
-    if settings["mmlu_pro"] == "local":
-        settings["mmlu_pro"] = os.path.abspath(data) if data else None
-    return json.dumps(settings, sort_keys=True)
-
-
-def evals_of(scale, name):
-    """The file of that name of every model that the scale evaluates."""
-    models = SCALES[scale].evals.models
-    return [f"results/{scale}/evals/{model}/{name}" for model in models]
-
-
-def evals_results(scale):
-    """The tables and the figure; nothing where the scale evaluates nothing."""
-    if not SCALES[scale].evals.models:
-        return []
-    paired = [
-        f"results/{scale}/tables/evals_paired.{suffix}" for suffix in ("csv", "md")
-    ]
-    return [*results_of("evals", scale), *paired]
-
-
 rule evaluate:
     input:
         about=evaluated_run("run.json"),

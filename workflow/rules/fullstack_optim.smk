@@ -1,11 +1,3 @@
-OPTIM_STUDIES = ["optimizer_states", "newton_schulz", "error_growth"]
-
-
-def optim_settings(wildcards):
-    """What the studies' figures depend on."""
-    return json.dumps(asdict(SCALES[wildcards.scale].fullstack_optim), sort_keys=True)
-
-
 rule fullstack_optim_table:
     output:
         table=report(

@@ -1,16 +1,3 @@
-def cores_of_benchmark(wildcards):
-    """All of them on a CPU, so that nothing runs beside a benchmark; on a GPU that is `gpu`'s to do."""
-    return workflow.cores
-
-
-def gpus_of_benchmark(wildcards):
-    """All GPUs of this run, where the scale uses one."""
-    if SCALES[wildcards.scale].device != "cuda":
-        return 0
-    given = workflow.global_resources.get("gpu").value
-    return 1 if given is None else given
-
-
 rule gemm_benchmark:
     output:
         table="results/{scale}/tables/kernels.csv",
