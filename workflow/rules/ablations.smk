@@ -92,13 +92,11 @@ rule ablations_table:
     conda:
         "../../environment.yml"
     threads: 1
-    params:
-        results=subpath(output.table, ancestor=2),
     message:
         "Ablation table of scale {wildcards.scale}"
     shell:
         "python -m fp4repro.report ablations --scale configs/scales/{wildcards.scale}.yaml"
-        " --results {params.results} --published {input.published}"
+        " --results results/{wildcards.scale} --published {input.published}"
         " --table {output.table} --markdown {output.markdown} > {log} 2>&1"
 
 
@@ -127,14 +125,12 @@ rule ablations_figure:
     conda:
         "../../environment.yml"
     threads: 1
-    params:
-        results=subpath(input.table, ancestor=2),
     message:
         "Ablation figure ({wildcards.protocol}) of scale {wildcards.scale}"
     shell:
         "python -m fp4repro.report ablations-figure"
         " --scale configs/scales/{wildcards.scale}.yaml --protocol {wildcards.protocol}"
-        " --results {params.results} --table {input.table}"
+        " --results results/{wildcards.scale} --table {input.table}"
         " --png {output.png} --svg {output.svg} > {log} 2>&1"
 
 

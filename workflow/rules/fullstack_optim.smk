@@ -1,6 +1,3 @@
-OPTIM_STUDIES = ["optimizer_states", "newton_schulz", "error_growth"]
-
-
 rule fullstack_optim_table:
     output:
         table=report(
