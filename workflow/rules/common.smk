@@ -148,24 +148,6 @@ def studied_run(name):
     return file
 
 
-def optim_settings(wildcards):
-    """What the studies' figures depend on."""
-    return json.dumps(asdict(SCALES[wildcards.scale].fullstack_optim), sort_keys=True)
-
-
-def cores_of_benchmark(wildcards):
-    """All of them on a CPU, so that nothing runs beside a benchmark; on a GPU that is `gpu`'s to do."""
-    return workflow.cores
-
-
-def gpus_of_benchmark(wildcards):
-    """All GPUs of this run, where the scale uses one."""
-    if SCALES[wildcards.scale].device != "cuda":
-        return 0
-    given = workflow.global_resources.get("gpu").value
-    return 1 if given is None else given
-
-
 run_stage("snakemake", read_config)
 
 # The rules call `python`: that of this Snakemake, also where its environment is not activated.
