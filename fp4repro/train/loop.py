@@ -8,6 +8,7 @@ not a fault.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,6 +44,11 @@ class Run:
         """Steps done."""
         return len(self.curve)
 
+    @cached_property
+    def shared(self) -> nn.Module:
+        """The model whose backward pass sums gradients over ranks; made once it is converted."""
+        return self.world.wrap(self.model)
+
     @property
     def finished(self) -> bool:
         return bool(self.diverged) or self.step == self.settings.steps
@@ -73,7 +79,6 @@ class Run:
     def train(self, batches: Batches, held: HeldOut, after: Callable[[], None]) -> None:
         """Train to the end; `after` is called after each step."""
         self.model.train()
-        self.shared = self.world.wrap(self.model)
         while not self.finished:
             self._advance(*batches[self.step], held)
             after()
