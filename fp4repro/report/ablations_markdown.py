@@ -9,7 +9,7 @@ from fp4repro.report.markdown import EMULATED, aligned
 from fp4repro.report.plan import BRANCHES, SCRATCH
 from fp4repro.report.power import seeds_needed, smallest_seen
 from fp4repro.report.schema import DIVERGED, NOT_RUN, VALIDATION_LOSS, Row
-from fp4repro.report.tables import GAP, versions
+from fp4repro.report.tables import GAP, origin
 
 TITLES = {
     SCRATCH: "Runs from scratch: difference of the final validation losses",
@@ -35,9 +35,7 @@ def ablations_markdown(rows: Sequence[Row], ablations: Mapping[str, Ablation]) -
     ours = [row for row in rows if row.provenance != "published"]
     of = {(row.setting, row.metric): row for row in ours}
     said = {(row.setting, row.metric): row for row in rows if row.provenance == "published"}
-    scale, device, torch, commit = (
-        versions(ours, field) or "unknown" for field in ("scale", "device", "torch", "commit")
-    )
+    scale, device, torch, commit = origin(ours)
     paragraphs = [f"# Ablations, scale `{scale}`", SIGN]
     for protocol in (BRANCHES, SCRATCH):
         planned = [row.setting for row in ours if row.metric == DIVERGED]  # each entry has one, run or not

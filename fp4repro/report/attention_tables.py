@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fp4repro.errors import Fp4ReproError
 from fp4repro.report.markdown import aligned
 from fp4repro.report.schema import Row
-from fp4repro.report.tables import versions
+from fp4repro.report.tables import origin
 
 EXPERIMENT = "attention_sensitivity"
 
@@ -77,9 +77,7 @@ def lowered_in(of: dict[tuple[str, str], Row]) -> list[str]:
 
 def attention_markdown(rows: Sequence[Row]) -> str:
     """One table a kind of data."""
-    scale, device, torch, commit = (
-        versions(rows, field) or "unknown" for field in ("scale", "device", "torch", "commit")
-    )
+    scale, device, torch, commit = origin(rows)
     parts = [f"# Sensitivity of attention's products, scale `{scale}`", READING]
     for data, of in by_data(rows).items():
         lines = [

@@ -6,7 +6,7 @@ from fp4repro.report.evals import TO_TELL
 from fp4repro.report.markdown import aligned
 from fp4repro.report.published_accuracy import ARMS, PAPER
 from fp4repro.report.schema import NOT_RUN, Row
-from fp4repro.report.tables import versions
+from fp4repro.report.tables import origin
 
 EMULATED = (
     "Measured by lm-eval, by log likelihood. The arithmetic of FP8, MXFP4 and NVFP4 is emulated in the "
@@ -20,9 +20,7 @@ INTERVALS = (
 
 def evals_markdown(rows: Sequence[Row]) -> str:
     """A line a model and arithmetic, a table a task; chance stands with each accuracy."""
-    scale, device, torch, commit = (
-        versions(rows, field) or "unknown" for field in ("scale", "device", "torch", "commit")
-    )
+    scale, device, torch, commit = origin(rows)
     parts = [f"# Evaluations, scale `{scale}`"]
     for task in dict.fromkeys(row.metric.rpartition(".")[0] for row in rows):
         of_task = [row for row in rows if row.metric.rpartition(".")[0] == task]

@@ -7,7 +7,7 @@ from fp4repro.report import fidelity_metrics as names
 from fp4repro.report.fidelity_metrics import metric
 from fp4repro.report.markdown import aligned
 from fp4repro.report.schema import Row
-from fp4repro.report.tables import versions
+from fp4repro.report.tables import origin
 
 SLOTS = ("x_fprop", "w_fprop", "dy_dgrad", "w_dgrad", "dy_wgrad", "x_wgrad")
 # Rules set before any figure was seen: errors closer than this are no difference.
@@ -47,9 +47,7 @@ def by_model(rows: Sequence[Row]) -> dict[str, Figures]:
 
 def fidelity_markdown(rows: Sequence[Row]) -> str:
     """Tables and claims, model by model."""
-    scale, device, torch, commit = (
-        versions(rows, field) or "unknown" for field in ("scale", "device", "torch", "commit")
-    )
+    scale, device, torch, commit = origin(rows)
     parts = [f"# Gradient fidelity, scale `{scale}`"]
     for model, of in by_model(rows).items():
         parts += _model(model, of)

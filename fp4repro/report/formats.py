@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from fp4repro.errors import Fp4ReproError
 from fp4repro.report.markdown import aligned
 from fp4repro.report.schema import Row
-from fp4repro.report.tables import versions
+from fp4repro.report.tables import origin
 
 EXPERIMENT = "formats"
 
@@ -96,9 +96,7 @@ def formats_markdown(rows: Sequence[Row]) -> str:
     """A table a metric, and what the metrics mean."""
     of = by_format_and_data(rows)
     formats, data = distinct(key[0] for key in of), distinct(key[1] for key in of)
-    scale, device, torch, commit = (
-        versions(rows, field) or "unknown" for field in ("scale", "device", "torch", "commit")
-    )
+    scale, device, torch, commit = origin(rows)
     parts = [f"# Number formats, scale `{scale}`"]
     for metric, title in _BY_DATA.items():
         lines = [[f, *(_cell(of.get((f, d, metric))) for d in data)] for f in formats]

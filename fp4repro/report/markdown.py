@@ -12,7 +12,7 @@ from fp4repro.report.schema import (
     VALIDATION_LOSS_BF16,
     Row,
 )
-from fp4repro.report.tables import BASELINES, GAP, ONE_SEED, versions
+from fp4repro.report.tables import BASELINES, GAP, ONE_SEED, origin
 
 SIGN = (
     "A gap is 100 * (loss - baseline loss) / baseline loss over runs of the same seed: positive "
@@ -61,9 +61,7 @@ def pretrain_markdown(rows: Sequence[Row], seeds: int) -> str:
         for row in ours
         if row.note and (row.metric == VALIDATION_LOSS or row.value is None)
     )
-    scale, device, torch, commit = (
-        versions(ours, field) or "unknown" for field in ("scale", "device", "torch", "commit")
-    )
+    scale, device, torch, commit = origin(ours)
     paragraphs = [
         f"# Pretraining, scale `{scale}`",
         "\n".join(aligned(header, lines)),

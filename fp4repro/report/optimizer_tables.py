@@ -12,7 +12,7 @@ from fp4repro.errors import Fp4ReproError
 from fp4repro.report.formats import distinct
 from fp4repro.report.markdown import aligned
 from fp4repro.report.schema import NOT_RUN, VALIDATION_LOSS, Row
-from fp4repro.report.tables import versions
+from fp4repro.report.tables import origin
 
 EXPERIMENTS = ("optimizer_states", "newton_schulz", "error_growth")
 
@@ -98,9 +98,7 @@ def optimizer_markdown(rows: Sequence[Row]) -> str:
     experiment, of = of_experiment(rows), by_setting(rows)
     metrics = distinct(row.metric for row in rows)
     lines = [[name, *(_cell(found.get(metric, [])) for metric in metrics)] for name, found in of.items()]
-    scale, device, torch, commit = (
-        versions(rows, field) or "unknown" for field in ("scale", "device", "torch", "commit")
-    )
+    scale, device, torch, commit = origin(rows)
     notes = [
         f"- {name}: {row.note.removeprefix(NOT_RUN)}."
         for name, found in of.items()

@@ -7,7 +7,7 @@ from fp4repro.report import sensitivity_metrics as names
 from fp4repro.report.fidelity_metrics import split
 from fp4repro.report.markdown import aligned
 from fp4repro.report.schema import Row
-from fp4repro.report.tables import versions
+from fp4repro.report.tables import origin
 
 _BLOCK = "block-"
 _COLUMNS = {
@@ -41,9 +41,7 @@ def blocks_of(of: Figures) -> list[str]:
 
 def sensitivity_markdown(rows: Sequence[Row]) -> str:
     """Choices and blocks, model by model."""
-    scale, device, torch, commit = (
-        versions(rows, field) or "unknown" for field in ("scale", "device", "torch", "commit")
-    )
+    scale, device, torch, commit = origin(rows)
     parts = [f"# Sensitivity of blocks, scale `{scale}`"]
     for model, of in by_model(rows).items():
         parts += _model(model, of)

@@ -108,3 +108,11 @@ def common_columns(runs: Runs, recipe: str) -> dict:
 def versions(rows: Sequence[Row], field: str) -> str:
     """The values of a text field over rows, "a and b" where there are several."""
     return " and ".join(sorted({getattr(row, field) for row in rows} - {""}))
+
+
+def origin(rows: Sequence[Row]) -> tuple[str, str, str, str]:
+    """Scale, device, torch and commit of rows as a page names them; what no row tells is "unknown"."""
+    scale, device, torch, commit = (
+        versions(rows, field) or "unknown" for field in ("scale", "device", "torch", "commit")
+    )
+    return scale, device, torch, commit
