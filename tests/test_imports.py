@@ -32,7 +32,7 @@ ALLOWED = {
     },
     "pretrained": {"errors", "files"},
     "evals": {
-        *("public", "errors", "files", "recipes", "config", "data", "report.questions"),
+        *("public", "errors", "files", "recipes", "config", "data", "report"),
         *("train.provenance", "fidelity.tensors", "pretrained"),
     },
     "fidelity": {
