@@ -4,6 +4,7 @@
 import json
 import math
 import os
+import re
 import socket
 import string
 import subprocess
@@ -20,18 +21,23 @@ lm_eval = pytest.importorskip("lm_eval", reason="needs the extra evals")
 import pyarrow
 import pyarrow.parquet
 from lm_eval.api.model import LM
+from tiny import save_llama
 
 from fp4repro.config import load_scale
 from fp4repro.data.documents import Document
 from fp4repro.errors import Fp4ReproError
+from fp4repro.evals import __main__ as stage
 from fp4repro.evals import evaluate, heldout, mmlu_pro, tasks
 from fp4repro.evals.adapter import Adapter
 from fp4repro.evals.arithmetic import arithmetic
 from fp4repro.evals.model import EvalModel, wrap
 from fp4repro.models import HybridModel, ModelConfig
+from fp4repro.pretrained import Unavailable
+from fp4repro.report.evals import evals_rows
 from fp4repro.report.questions import load_evaluations
 
 ROOT = Path(__file__).parents[1]
+SMOKE = ROOT / "configs" / "scales" / "smoke.yaml"
 CPU = torch.device("cpu")
 CATEGORIES = ("biology", "business", "chemistry", "computer science", "economics", "engineering", "health")
 CATEGORIES += ("history", "law", "math", "other", "philosophy", "physics", "psychology")
@@ -69,7 +75,7 @@ def llama():
 
 
 class Oracle(LM):
-    """Finds the continuation `wanted` likeliest wherever it is one."""
+    """Finds the continuation `wanted` likeliest wherever it is one, and writes that it is the answer."""
 
     def __init__(self, wanted: str):
         super().__init__()
@@ -81,7 +87,8 @@ class Oracle(LM):
     def loglikelihood_rolling(self, requests, **_):
         raise NotImplementedError
 
-    generate_until = loglikelihood_rolling
+    def generate_until(self, requests, **_):
+        return [f"It is plain. The answer is ({self.wanted})." for _ in requests]
 
 
 @pytest.fixture
@@ -116,6 +123,46 @@ def test_a_fixed_answer_scores_the_exact_share_of_its_letter(parquet, letter):
     share += sum(row["answer"] == "A" for row in short) / len(rows)
     assert got["acc,none"] == pytest.approx(share, abs=1e-12)
     assert 0 < share < 1 or letter == "J"
+
+
+def refuse_the_network(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for module in ("datasets.config", "huggingface_hub.constants"):
+        monkeypatch.setattr(f"{module}.HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize("letter", "BJ")
+def test_the_official_form_scores_the_exact_share_of_a_fixed_letter(parquet, letter, monkeypatch):
+    refuse_the_network(monkeypatch)
+    rows = pyarrow.parquet.read_table(parquet / "test.parquet").to_pylist()
+    share = sum(row["answer"] == letter for row in rows) / len(rows)
+    results = ask(Oracle(letter), [mmlu_pro.official_task(str(parquet))])
+    got = results["results"]["mmlu_pro"]
+    assert got["exact_match,custom-extract"] == pytest.approx(share, abs=1e-12)
+    assert len(results["samples"]) == 14 and sum(map(len, results["samples"].values())) == 70
+    answers = list(evaluate.answers(results["samples"], evaluate.metrics_of(results)))
+    assert sum(value for *_, value, _, _ in answers) == pytest.approx(70 * share)
+    assert {chance for *_, chance in answers} == {1 / len(row["options"]) for row in rows}
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama"])
+def test_a_model_writes_the_official_form(name, request, parquet, monkeypatch):
+    refuse_the_network(monkeypatch)
+    model = request.getfixturevalue(name)
+    group = mmlu_pro.official_task(str(parquet))
+    for task in group.get_all_tasks():
+        # Five examples of one token a byte do not fit; 2048 new tokens an untrained model would all write.
+        task.config.generation_kwargs["max_gen_toks"] = 8
+    (sample,) = ask(Adapter(model), [group], 1)["samples"]["mmlu_pro_law"]
+    (written,), (_, settings) = sample["resps"][0], sample["arguments"][0]
+    assert "Question:" in settings["until"] and sample["exact_match"] == 0
+    prompt = model.encode(sample["arguments"][0][0])
+    assert written == model.decode(list(model.greedy(prompt, 8))).partition("Question:")[0]
 
 
 def test_the_whole_benchmark_and_one_letter():
@@ -268,16 +315,86 @@ def test_ours_and_lm_evals_figures_agree(tiny, parquet, tmp_path):
             assert len(answer.questions) == 6
             assert theirs[task][f"{metric},none"] == pytest.approx(answer.figure, rel=1e-12)
             checked += 1
-    assert checked == 2 * (3 * 3 + 1)
+    assert checked == 2 * (3 + 2 + 3 + 2)
+
+
+@pytest.mark.parametrize("file", ["questions.csv", "lm_eval/bf16.json"])
+def test_one_digit_in_either_file_and_they_agree_no_more(tiny, parquet, tmp_path, file):
+    about = {"scale": "s", "device": "d", "torch": "t", "commit": "c", "recipes": [], "not_run": {}}
+    evaluate.evaluate_model(tiny, ["bf16"], [mmlu_pro.letters_task(str(parquet))], 6, tmp_path, about)
+    assert load_evaluations([tmp_path]).quantised == {("tiny", "bf16"): (0, "of 11 linears")}
+    path = tmp_path / file
+    text = path.read_text()
+    # The bits of the first question, or their sum over all: the eighth digit.
+    place = re.search(r"gold_bits_per_byte,(none\": )?\d+\.\d{7}", text).end() - 1
+    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+    with pytest.raises(Fp4ReproError, match=r"bf16\.json: mmlu_pro_letters, gold_bits_per_byte of tiny is"):
+        load_evaluations([tmp_path])
+
+
+def run_stage(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["fp4repro.evals", *map(str, arguments)])
+    stage.main()
+
+
+def test_a_pretrained_model_on_local_data_never_asks_the_hub(parquet, tmp_path, monkeypatch, capsys, eager):
+    refuse_the_network(monkeypatch)
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE"):
+        monkeypatch.setenv(variable, "1")
+    model, out = save_llama(tmp_path / "llama"), tmp_path / "out"
+    options = ["--recipe", "bf16", "nvfp4", "--limit", 4, "--mmlu-pro", parquet, "--out", out]
+    asked = ["mmlu_pro_letters", "mmlu_pro_cloze", "heldout_cloze", "heldout_text"]
+    run_stage(monkeypatch, model, *options, "--scale", SMOKE, "--tasks", *asked)
+    got = load_evaluations([out])
+    assert [recipe for _, recipe in got.found] == ["bf16", "nvfp4"] and not got.missing
+    first = got.found[str(model), "bf16"]
+    assert list(dict.fromkeys(task for task, _ in first)) == asked
+    bits, words = first["heldout_text", "bits_per_byte"], first["heldout_text", "word_perplexity"]
+    assert words.figure == pytest.approx(2 ** (bits.values.sum() / words.weights.sum()))
+    printed = capsys.readouterr().out
+    assert f"{words.figure:.2f} [" in printed and "not different from chance" in printed
+    assert "taking it out of `nvfp4` changes nothing here" in printed
+
+
+def test_a_model_that_cannot_be_had_gives_rows_that_say_so(tmp_path, monkeypatch, capsys):
+    def missing(name, _):
+        raise Unavailable(f"{name} is far away")
+
+    monkeypatch.setattr("fp4repro.evals.model.load_model", missing)
+    arguments = ["far/model", "--scale", SMOKE, "--tasks", "heldout_text", "--recipe", "bf16", "fp8"]
+    with pytest.raises(Unavailable):
+        run_stage(monkeypatch, *arguments, "--out", tmp_path)
+    run_stage(monkeypatch, *arguments, "--out", tmp_path, "--if-available")
+    (row, other) = evals_rows(load_evaluations([tmp_path]))
+    assert row.value is None and row.note == "not run: far/model is far away"
+    assert (row.setting, other.setting) == ("far/model in bf16", "far/model in fp8")
+    assert capsys.readouterr().out.count("far/model: not run: far/model is far away.") == 1
+
+
+def test_taking_the_transform_out_changes_no_bit_and_putting_it_on_fprop_does(tiny):
+    import fp4repro
+
+    scores = []
+    for recipe in (arithmetic("nvfp4"), arithmetic("nvfp4").replace(hadamard=()), arithmetic("nvfp4+rht")):
+        fp4repro.convert(tiny.module, recipe.replace(keep=fp4repro.KeepBF16()))
+        scores.append(tiny.logits(list(range(40)), [[1, 2]])[0])
+    assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[0], scores[2])
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no"), FileNotFoundError("no")])
+def test_a_task_of_the_hub_without_the_hub_is_a_sentence(monkeypatch, error):
+    def load(_):
+        raise error
+
+    monkeypatch.setattr(tasks, "_from_lm_eval", load)
+    with pytest.raises(Fp4ReproError, match=r"^the questions of hellaswag come from the .* hub, which is"):
+        tasks.load_tasks(["hellaswag"], load_scale(SMOKE), "local")
 
 
 def test_the_official_definitions_run_on_local_files_without_any_network(parquet, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a socket was opened")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    refuse_the_network(monkeypatch)
+    with pytest.raises(AssertionError, match="a socket was opened"):
+        socket.create_connection(("localhost", 9))
     group = mmlu_pro.official_task(str(parquet))
     assert len(list(group.get_all_tasks())) == 14
     biology = next(task for task in group.get_all_tasks() if task.task_name == "mmlu_pro_biology")
@@ -323,6 +440,8 @@ def test_the_papers_benchmarks_are_tasks_of_lm_eval():
     folder = Path(lm_eval.tasks.__file__).parent
     names = tasks.paper_tasks()
     assert len(names) == 14
+    assert tasks.spelled_out(["mmlu_pro", "paper"])[:3] == ["mmlu_pro", "mmlu", "agieval_en"]
+    assert len(tasks.spelled_out(["mmlu_pro", "paper"])) == 14
     # Indexing all of lm-eval takes half a minute: only the folders that the names can be in are read.
     places = ["mmlu/default", "mmlu_pro", "agieval", "gsm8k", "benchmarks", "global_mmlu/default/en"]
     places += ["mgsm", "humaneval", "mbpp", "arc", "hellaswag", "openbookqa", "piqa", "winogrande"]
@@ -330,8 +449,19 @@ def test_the_papers_benchmarks_are_tasks_of_lm_eval():
     assert set(names.values()) <= set(manager.all_tasks)
 
 
-def test_bits_and_nats():
-    from fp4repro.evals.choices import bits
+def test_bits_are_of_log_likelihoods():
+    sample = {"doc_id": 3, "doc": {}, "arguments": [()], "bits_per_byte": (-3 * math.log(2), 4)}
+    ((*_, value, weight, chance),) = evaluate.answers({"t": [sample]}, {"t": ["bits_per_byte"]})
+    assert value == pytest.approx(3.0) and weight == 4 and chance is None
 
-    assert bits(-math.log(2)) == pytest.approx(1.0)
-    assert load_scale(ROOT / "configs" / "scales" / "smoke.yaml").evals.models
+
+def test_the_scales_name_what_they_evaluate():
+    laptop = load_scale(ROOT / "configs" / "scales" / "laptop.yaml").evals
+    assert laptop.models == (*laptop.runs.models, "smollm2-135m")
+    assert {arithmetic(name).name for name in laptop.pretrained.recipes} >= {"nvfp4+rht", "nvfp4+4over6"}
+
+
+def test_a_model_without_an_end_of_text_is_a_sentence(llama):
+    llama.tokenizer.eos_token_id = llama.module.config.eos_token_id = None
+    with pytest.raises(Fp4ReproError, match=r"^llama has no eos_token_id"):
+        wrap("llama", llama.module, llama.tokenizer, CPU)

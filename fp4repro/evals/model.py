@@ -20,6 +20,7 @@ from torch.nn.functional import linear
 
 from fp4repro.config import Scale
 from fp4repro.data.tokenizer import END_OF_TEXT, load_tokenizer
+from fp4repro.errors import Fp4ReproError
 from fp4repro.fidelity.tensors import open_run
 from fp4repro.pretrained import load_pretrained
 
@@ -147,8 +148,21 @@ def load_model(name: str, device: torch.device) -> EvalModel:
 
 
 def wrap(name: str, module: nn.Module, tokenizer: Any, device: torch.device, note: str = "") -> EvalModel:
-    """A Hugging Face model that is loaded already."""
-    end = tokenizer.eos_token_id
-    begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    """A Hugging Face model that is loaded already; one without a token for the end of a text is refused."""
+    begin, end = (_special(tokenizer, module.config, which) for which in ("bos_token_id", "eos_token_id"))
+    if end is None:
+        raise Fp4ReproError(
+            f"{name} has no eos_token_id, in its tokenizer or its config, and texts have to end: set it there"
+        )
+    begin = end if begin is None else begin
     context = getattr(module.config, "max_position_embeddings", None) or 2048
     return EvalModel(name, module, tokenizer, begin=begin, end=end, context=context, device=device, note=note)
+
+
+def _special(tokenizer: Any, config: Any, which: str) -> int | None:
+    """The tokenizer's token of that use, else the config's, the first where those are several."""
+    for owner in (tokenizer, config):
+        token = getattr(owner, which, None)
+        if token is not None:
+            return token[0] if isinstance(token, list) else token
+    return None

@@ -15,9 +15,8 @@ EMULATED = (
     "`+rht` puts it on both operands of fprop. `+4over6` lets the largest code of a block be 4 or 6, in both."
 )
 INTERVALS = (
-    "[ ] are 95 % intervals over questions: Wilson's for one accuracy, a bootstrap for the rest, paired for a "
-    "difference. "
-    "They say nothing of what another training seed would give."
+    "[ ] are 95 % intervals over questions: Wilson's for one accuracy, a bootstrap for the rest, paired for "
+    "a difference. They say nothing of what another training seed would give."
 )
 
 
