@@ -35,7 +35,8 @@ def scale_of(scale: Scale, protocol: str, ablation: Ablation | None = None) -> S
         if change.tokens_per_parameter:
             tokens = change.tokens_per_parameter * _parameters_of_blocks(scale)
             steps = scale.ablations.token_share * tokens / training.tokens_per_step
-        return replace(scale, training=replace(training, tokens=max(1, round(steps)) * training.tokens_per_step))
+        tokens = max(1, round(steps)) * training.tokens_per_step
+        return replace(scale, training=replace(training, tokens=tokens))
     if protocol in (TRUNK, BRANCHES):
         steps = trunk_steps(scale) + (scale.ablations.branch_steps if protocol == BRANCHES else 0)
         warmup = round(training.warmup_fraction * training.steps)
