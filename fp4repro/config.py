@@ -124,8 +124,10 @@ def _ablations(section: dict, entries: dict[str, Ablation]) -> Ablations:
 
 
 def _evals(section: dict) -> Evals:
-    groups = {name: Asked(**_tuples(section[name])) for name in ("runs", "pretrained")}
-    return Evals(mmlu_pro=section["mmlu_pro"], **groups)
+    """The section with the runs' entries, which stand in it directly, as a group like the other."""
+    mmlu_pro, pretrained = section.pop("mmlu_pro"), section.pop("pretrained")
+    runs, pretrained = (Asked(**_tuples(group)) for group in (section, pretrained))
+    return Evals(runs, pretrained, mmlu_pro)
 
 
 def _tuples(fields: dict) -> dict:

@@ -5,13 +5,13 @@ folder. Without --tasks, --recipes and --limit the scale's `evals` entry says th
 """
 
 import argparse
-import os
 import time
 from pathlib import Path
 
 import torch
 
 from fp4repro.config import Scale, load_scale
+from fp4repro.core.compiled import compile_nothing
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.evals.arithmetic import arithmetic
 from fp4repro.evals.sources import why_missing
@@ -49,8 +49,8 @@ def main() -> None:
 
 
 def _evaluate(arguments: argparse.Namespace, scale: Scale, out: Path) -> None:
-    # Every question has its own length, and a compiled kernel would be made anew for many of them.
-    os.environ.setdefault("FP4REPRO_COMPILE", "0")
+    if not scale.compile:
+        compile_nothing()
     run = (Path(arguments.model) / "run.json").is_file()
     asked = scale.evals.runs if run else scale.evals.pretrained
     recipes = arguments.recipes or asked.recipes
