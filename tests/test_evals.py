@@ -282,7 +282,7 @@ def test_arithmetics_differ_and_bf16_is_left_alone(tiny):
     import fp4repro
 
     scores = {}
-    for name in ("bf16", "fp8", "mxfp4", "nvfp4", "nvfp4+rht", "nvfp4+4over6", "nvfp4+rht+4over6", "bf16"):
+    for name in ("bf16", "fp8", "mxfp4", "nvfp4", "nvfp4+rht", "four-over-six", "four-over-six+rht", "bf16"):
         recipe = arithmetic(name).replace(keep=fp4repro.KeepBF16())
         fp4repro.convert(tiny.module, recipe)
         value = tiny.logits(list(range(40)), [[1, 2]])[0].sum().item()
@@ -356,7 +356,7 @@ def test_a_pretrained_model_on_local_data_never_asks_the_hub(parquet, tmp_path, 
     assert "taking it out of `nvfp4` changes nothing here" in printed
 
 
-def test_a_model_that_cannot_be_had_gives_rows_that_say_so(tmp_path, monkeypatch, capsys):
+def test_a_model_that_cannot_be_had_gives_rows_that_say_so(tmp_path, monkeypatch, capsys, eager):
     def missing(name, _):
         raise Unavailable(f"{name} is far away")
 
@@ -458,7 +458,7 @@ def test_bits_are_of_log_likelihoods():
 def test_the_scales_name_what_they_evaluate():
     laptop = load_scale(ROOT / "configs" / "scales" / "laptop.yaml").evals
     assert laptop.models == (*laptop.runs.models, "smollm2-135m")
-    assert {arithmetic(name).name for name in laptop.pretrained.recipes} >= {"nvfp4+rht", "nvfp4+4over6"}
+    assert {arithmetic(name).name for name in laptop.pretrained.recipes} >= {"nvfp4+rht", "four-over-six"}
 
 
 def test_a_model_without_an_end_of_text_is_a_sentence(llama):

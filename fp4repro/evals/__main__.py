@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("model", help="folder of a finished run; or a Hugging Face model by name or folder")
     parser.add_argument("--data", type=Path, help="the run's token files; found beside a run of the workflow")
     parser.add_argument("--scale", type=Path, default=Path("configs/scales/laptop.yaml"), help="scale file")
-    parser.add_argument("--recipes", nargs="+", help="such as bf16 fp8 nvfp4 nvfp4+rht nvfp4+4over6")
+    parser.add_argument("--recipes", nargs="+", help="such as bf16 fp8 nvfp4 nvfp4+rht four-over-six")
     parser.add_argument("--tasks", nargs="+", help="see configs/scales; also any name of lm-eval")
     parser.add_argument("--limit", type=int, help="questions of each task at most")
     parser.add_argument("--mmlu-pro", help="folder with test.parquet, local, or hub")

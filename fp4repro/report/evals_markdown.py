@@ -12,7 +12,8 @@ EMULATED = (
     "Measured by lm-eval, by log likelihood. The arithmetic of FP8, MXFP4 and NVFP4 is emulated in the "
     "forward pass, on the layers that the recipe quantises. The recipes have the Hadamard transform on the "
     "inputs of wgrad alone, which no evaluation gets to: taking it out of `nvfp4` changes nothing here, and "
-    "`+rht` puts it on both operands of fprop. `+4over6` lets the largest code of a block be 4 or 6, in both."
+    "`+rht` puts it on both operands of fprop. `four-over-six` lets the largest code of a block of inputs be "
+    "4 or 6."
 )
 INTERVALS = (
     "[ ] are 95 % intervals over questions: Wilson's for one accuracy, a bootstrap for the rest, paired for "
