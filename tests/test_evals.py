@@ -1,4 +1,4 @@
-# ruff: noqa: E402 (lm-eval is an extra)
+
 """Evaluations: the scoring against known answers, and forward passes that are shared."""
 
 import math
