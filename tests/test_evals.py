@@ -1,4 +1,3 @@
-
 """Evaluations: the scoring against known answers, and forward passes that are shared."""
 
 import math
