@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fp4repro.ablations import Ablation, load_ablations
 from fp4repro.errors import Fp4ReproError
-from fp4repro.plans import SECTIONS, Ablations, Evals, Fidelity, FullstackOptim, Pretrain
+from fp4repro.plans import SECTIONS, Ablations, Asked, Evals, Fidelity, FullstackOptim, Pretrain
 from fp4repro.recipes import recipe
 from fp4repro.schemas import ROOT, SCHEMAS, check, raise_all, read_yaml, with_defaults
 
@@ -111,6 +111,7 @@ def load_scale(path: str | Path) -> Scale:
     parts |= {name: section(**_tuples(filled[name])) for name, section in SECTIONS.items()}
     entries = load_ablations()
     parts["ablations"] = _ablations(filled["ablations"], entries)
+    parts["evals"] = _evals(filled["evals"])
     scale = Scale(**{"log_every": None} | filled | parts)
     raise_all([*_faults(scale, path), *_ablation_faults(scale, entries, path)])
     return scale
@@ -120,6 +121,13 @@ def _ablations(section: dict, entries: dict[str, Ablation]) -> Ablations:
     """The section with `all` spelled out: every entry from scratch, those that can be as branches."""
     every = {"scratch": list(entries), "branches": [e.name for e in entries.values() if e.branches]}
     return Ablations(**_tuples({k: every[k] if v == "all" else v for k, v in section.items()}))
+
+
+def _evals(section: dict) -> Evals:
+    """The section with the runs' entries, which stand in it directly, as a group like the other."""
+    mmlu_pro, pretrained = section.pop("mmlu_pro"), section.pop("pretrained")
+    runs, pretrained = (Asked(**_tuples(group)) for group in (section, pretrained))
+    return Evals(runs, pretrained, mmlu_pro)
 
 
 def _tuples(fields: dict) -> dict:
