@@ -28,7 +28,7 @@ ALLOWED = {
     "report": {"errors", "files", "schemas", "recipes", "ablations", "config"},
     "train": {
         *("public", "errors", "files", "core.compiled", "layers", "optim", "models", "ablations"),
-        *("config", "data", "report.schema"),
+        *("config", "data", "report.schema", "memory.measure"),
     },
     "pretrained": {"errors", "files"},
     "evals": {

@@ -7,7 +7,7 @@ allocator's own peak is read beside it.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +96,13 @@ def measure(config: ModelConfig, recipe: Recipe, batch: int, context: int, devic
     return Measured(parameters, parameters + after_forward, parameters + peak, saved, allocator)
 
 
-def saved_bytes(model: nn.Module, tokens: Tensor, device: str) -> int:
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Of the tensors in an optimizer's state, packed ones as they are stored."""
+    states = [value for state in optimizer.state.values() for value in tree_leaves(dict(state))]
+    return sum(t.nbytes for t in states if isinstance(t, Tensor))
+
+
+def saved_bytes(model: nn.Module, tokens: Sequence[Tensor] | Tensor, device: str) -> int:
     """Of distinct storages that one forward pass saves, the parameters' own left out."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
