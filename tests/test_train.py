@@ -371,7 +371,7 @@ def test_the_share_of_quantised_linears(data):
     run = make()
     run.curve = [[1, 128, 1.0, 1.0, 1.0, 1.0]]
     where = dict(experiment="pretrain", setting="s/seed-0", scale="", device="", torch="", commit="")
-    found = outputs.metric_rows(run, held_out(data, SETTINGS), layers, where)
+    found = outputs.metric_rows(run, held_out(data, SETTINGS), layers, {}, where)
     rows = {row.metric: row for row in found}
     assert rows["share_of_linear_flops_quantised"].value == 0.75
     assert (rows["linears_quantised"].value, rows["linears_quantised"].note) == (1, "of 2")
