@@ -47,7 +47,7 @@ def test_scales_that_ship_are_sound(path):
 
 
 def test_all_planned_scales_are_there():
-    assert {path.stem for path in SCALES} == {"smoke", "laptop", "overnight", "gpu", "paper"}
+    assert {path.stem for path in SCALES} == {"smoke", "laptop", "evening", "overnight", "gpu", "paper"}
 
 
 def test_the_paper_scale_is_the_paper():

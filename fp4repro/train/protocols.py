@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from fp4repro.ablations import Ablation
 from fp4repro.config import Scale
+from fp4repro.models import ModelConfig, parameter_count
 
 PROTOCOLS = ("pretrain", "ablations", "fullstack", "trunk", "branches")
 PRETRAIN, ABLATIONS, FULLSTACK, TRUNK, BRANCHES = PROTOCOLS
@@ -29,10 +30,15 @@ def scale_of(scale: Scale, protocol: str, ablation: Ablation | None = None) -> S
     """The scale as a run of this protocol takes it."""
     training = scale.training
     if protocol == ABLATIONS and ablation:
-        tokens = round(ablation.run.tokens * training.steps) * training.tokens_per_step
-        scale = replace(scale, training=replace(training, tokens=tokens))
-        model = ablation.run.model
-        return replace(scale, model=model, model_overrides={}) if model else scale
+        change = ablation.run
+        if change.model:
+            scale = replace(scale, model=change.model, model_overrides={})
+        steps = change.tokens * training.steps
+        if change.tokens_per_parameter:
+            tokens = change.tokens_per_parameter * _parameters_of_blocks(scale)
+            steps = scale.ablations.token_share * tokens / training.tokens_per_step
+        tokens = max(1, round(steps)) * training.tokens_per_step
+        return replace(scale, training=replace(training, tokens=tokens))
     if protocol == FULLSTACK:
         return scale.fullstack_run
     if protocol in (TRUNK, BRANCHES):
@@ -41,3 +47,9 @@ def scale_of(scale: Scale, protocol: str, ablation: Ablation | None = None) -> S
         stable = {"warmup_fraction": warmup / steps, "decay_fraction": 0.0}
         return replace(scale, training=replace(training, tokens=steps * training.tokens_per_step, **stable))
     return scale
+
+
+def _parameters_of_blocks(scale: Scale) -> int:
+    """Of the scale's model without embedding, head and norms."""
+    counts = parameter_count(ModelConfig.from_yaml(scale.model_path))
+    return sum(count for kind, count in counts.items() if "." in kind)
