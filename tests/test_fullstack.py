@@ -253,7 +253,7 @@ def test_sentences():
     for attempt, said in (
         (
             lambda: fp4_attention(q, q, q, AttentionRecipe()),
-            "the head_dim of q is 24, but must be",
+            "the head_dim of q and k is 24, but must be",
         ),
         (lambda: NVFP4Muon([{"params": [bias], "muon": True}]), "Muon takes matrices, but a parameter"),
         (lambda: NVFP4AdamW(table_.parameters()).step(), "is sparse, which 4-bit states cannot follow"),
@@ -261,7 +261,7 @@ def test_sentences():
             lambda: fp4_attention(*[torch.zeros(1, 1, 32, 32)] * 3, AttentionRecipe(), causal=causal),
             "causal must be True or False, not Tensor: attention in tiles has no other mask",
         ),
-        (lambda: fp4repro.convert(nn.Sequential(layers), wide), "rank 33 is above the width"),
+        (lambda: fp4repro.convert(layers, wide), "rank 33 is above the width"),
     ):
         with pytest.raises(Fp4ReproError) as caught:
             attempt()
