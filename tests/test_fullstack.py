@@ -25,6 +25,7 @@ from fp4repro.report.plan import BRANCHES, SCRATCH, plans
 from fp4repro.report.published import load_published
 from fp4repro.train.checkpoint import save_checkpoint
 from fp4repro.train.evaluate import held_out
+from fp4repro.train.held import optimizer_bytes
 from fp4repro.train.job import Job, Trunk
 from fp4repro.train.protocols import scale_of
 
@@ -227,6 +228,9 @@ def test_a_branch_that_changes_the_optimizer_goes_on_from_the_trunks_states(job,
     assert run.optimizer.state[weight]["exp_avg_sq"]["codes"].dtype == torch.uint8
     assert run.optimizer.state[weight]["step"] == 4 == run.step
     run = finish(branch(job, trunk, "optimizer"))
+    sizes = [(p.numel(), p.ndim) for p in run.model.parameters()]
+    expected = sum(n * 10 // 8 + 8 if d == 2 and n >= 4096 else 8 * n + 4 for n, d in sizes)  # amax, step
+    assert optimizer_bytes(run.optimizer) == expected < optimizer_bytes(plain.optimizer) / 4
     losses = [r.column("train_loss") for r in (run, plain)]
     assert losses[0][:5] == losses[1][:5] and losses[0][5] != losses[1][5]
     assert abs(losses[0][5] / losses[1][5] - 1) < 0.01

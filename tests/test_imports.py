@@ -28,7 +28,7 @@ ALLOWED = {
     "report": {"errors", "files", "schemas", "recipes", "ablations", "config"},
     "train": {
         *("public", "errors", "files", "core.compiled", "layers", "optim", "models", "ablations"),
-        *("config", "data", "report.schema", "memory.measure"),
+        *("config", "data", "report.schema"),
     },
     "pretrained": {"errors", "files"},
     "evals": {
@@ -43,7 +43,7 @@ ALLOWED = {
     "roofline": {"errors", "core", "recipes", "layers", "models", "config", "report"},
     "memory": {
         *("public", "errors", "core", "recipes", "optim", "models", "config", "report"),
-        *("train.provenance", "roofline"),
+        *("train.provenance", "train.held", "roofline"),
     },
     "bench": {
         *("public", "errors", "core", "layers", "backends", "optim", "models", "config", "report"),

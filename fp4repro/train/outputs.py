@@ -18,9 +18,9 @@ from torch import nn
 
 from fp4repro.files import atomic_write
 from fp4repro.layers import Conversion
-from fp4repro.memory.measure import optimizer_bytes, saved_bytes
 from fp4repro.report import schema
 from fp4repro.train.evaluate import HeldOut, microbatches
+from fp4repro.train.held import optimizer_bytes, saved_bytes
 from fp4repro.train.job import Job
 from fp4repro.train.loop import CURVE, Run
 from fp4repro.train.protocols import KEEP_WEIGHTS
