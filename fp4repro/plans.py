@@ -3,7 +3,8 @@
 `workflow/schemas/scale.schema.yaml` describes every field, its unit and its default.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,36 @@ class Ablations:
     branch_seeds: tuple[int, ...]
     branch_from: float  # share of the run's steps
     branch_steps: int
+
+
+@dataclass(frozen=True)
+class Fullstack:
+    """Which entries of `configs/fullstack.yaml` run, as the ablations do; branches leave their trunks.
+
+    What runs from scratch may be smaller than the scale's own run: another model, other fields of
+    `training`. With neither, BF16 is the pretraining run of the same seed.
+    """
+
+    scratch: tuple[str, ...]
+    scratch_seeds: tuple[int, ...]
+    branches: tuple[str, ...]
+    branch_seeds: tuple[int, ...]
+    model: str | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_run(self) -> bool:
+        return bool(self.model or self.training)
+
+
+@dataclass(frozen=True)
+class AttentionControl:
+    """Training of the tiny language model with D and P apart (`fullstack.attention_control`)."""
+
+    steps: int
+    width: int
+    seeds: tuple[int, ...]
+    reduced: bool  # only what shows the effect
 
 
 @dataclass(frozen=True)
@@ -74,4 +105,5 @@ SECTIONS = {
     "pretrain": Pretrain,
     "fidelity": Fidelity,
     "fullstack_optim": FullstackOptim,
+    "attention_control": AttentionControl,
 }

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from fp4repro.ablations import ABLATIONS
+from fp4repro.ablations import ABLATIONS, FULLSTACK
 from fp4repro.config import BENCHMARKS, Scale, load_scale
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import atomic_write, sha256
@@ -41,7 +41,7 @@ def main() -> None:
     results = arguments.results or Path("results") / scale.scale
     commit = commit_of(results)
     out = arguments.out or PUBLISHED / f"{datetime.date.today().isoformat()}-{commit[:7]}"
-    configs = [arguments.scale, arguments.published, ABLATIONS, BENCHMARKS, scale.model_path]
+    configs = [arguments.scale, arguments.published, ABLATIONS, FULLSTACK, BENCHMARKS, scale.model_path]
     publish(results, scale, configs, out, commit)
     if arguments.receipt:
         with atomic_write(arguments.receipt) as temporary:

@@ -43,7 +43,7 @@ ALLOWED = {
     "roofline": {"errors", "core", "recipes", "layers", "models", "config", "report"},
     "memory": {
         *("public", "errors", "core", "recipes", "optim", "models", "config", "report"),
-        *("train.provenance", "roofline"),
+        *("train.provenance", "train.held", "roofline"),
     },
     "bench": {
         *("public", "errors", "core", "layers", "backends", "optim", "models", "config", "report"),

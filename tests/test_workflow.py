@@ -10,7 +10,7 @@ import pytest
 import snakemake.cli
 import yaml
 
-from fp4repro.ablations import load_ablations
+from fp4repro.ablations import FULLSTACK, load_ablations
 from fp4repro.config import load_scale
 from fp4repro.fullstack import optimizer_studies
 from fp4repro.report.plan import plans
@@ -31,6 +31,7 @@ STUDIES = {"gradients": 1, "sensitivity": 1, "fidelity_table": 1, "sensitivity_t
 # Jobs of the whole plan that are one each, whatever the scale.
 ONCE = ["data", "ablations_table", "fullstack_projections_table", "fullstack_projections_figure"]
 ONCE += ["attention_sensitivity_table", "attention_sensitivity_figure", "gemm_benchmark", "cast_benchmark"]
+ONCE += ["fullstack_table", "attention_control_table", "attention_control_figure"]
 ONCE += ["roofline_table", "memory_table", "predictions", "kernels_report", "evals_tables", "all"]
 
 # Writes what fp4repro.train writes, at once. It counts its steps in checkpoint.pt and, where a file
@@ -195,13 +196,15 @@ def planned(**jobs: int) -> dict[str, int]:
 def test_default_plan_is_all_of_the_laptop_scale(workflow):
     scale = load_scale(ROOT / "configs" / "scales" / "laptop.yaml")
     protocols = plans(scale, load_ablations())
-    folders = {folder for plan in protocols for folder in plan.folders()}
+    modules = plans(scale, load_ablations(FULLSTACK), "fullstack")
+    folders = {folder for plan in (*protocols, *modules) for folder in plan.folders()}
     trained = {f"pretrain/{r}/seed-{s}" for r in scale.pretrain.recipes for s in scale.pretrain.seeds}
     jobs = TABLES | STUDIES | dict.fromkeys(ONCE, 1) | {"ablations_figure": len(protocols)}
     jobs |= {
         "train": len(trained | {folder for folder in folders if folder.startswith("pretrain/")}),
         "ablation": sum(folder.startswith("ablations/") for folder in folders),
-        "trunk": len(scale.ablations.branch_seeds),
+        "fullstack_run": sum(folder.startswith("fullstack/") for folder in folders),
+        "trunk": len({*scale.ablations.branch_seeds, *scale.fullstack.branch_seeds}),
         "branch": sum(folder.startswith("branches/") for folder in folders),
         "gradients": len(scale.fidelity.models),
         "sensitivity": len(scale.fidelity.models),
@@ -403,6 +406,13 @@ def test_an_ablation_named_by_its_file_is_trained_with_what_it_needs(workflow):
     target = "results/laptop/ablations/no_rht/seed-0/metrics.csv"
     assert workflow.plan(target) == planned(data=1, ablation=1)
     target = "results/laptop/branches/signs_drawn/seed-5/metrics.csv"
+    assert workflow.plan(target) == planned(data=1, trunk=1, branch=1)
+
+
+def test_a_module_named_by_its_file_is_trained_with_what_it_needs(workflow):
+    target = "results/overnight/fullstack/muon_full_stack/seed-0/metrics.csv"
+    assert workflow.plan(target) == planned(data=1, fullstack_run=1)
+    target = "results/laptop/branches/full_stack/seed-5/metrics.csv"
     assert workflow.plan(target) == planned(data=1, trunk=1, branch=1)
 
 

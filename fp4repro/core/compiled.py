@@ -106,7 +106,7 @@ def _compile(function: Callable, absent: list[bool], tensors: list[Tensor]) -> t
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     env = ShapeEnv(duck_shape=False)  # sides that are equal by chance stay apart
-    mode = FakeTensorMode(shape_env=env)
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # a constant of the function
     fakes = [
         mode.from_tensor(
             torch.empty(t.shape, dtype=t.dtype, device=t.device),

@@ -9,7 +9,7 @@ tensors one after the other; `owner` (blocks,) numbers the tensor of each block,
 arithmetic is the core's own (`core.kernels`), so that a state is what `fp4repro.quantize` would have stored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -132,6 +132,22 @@ def decode(stored: tuple[Tensor, ...], codec: StateCodec | None, owner: Tensor) 
     values = kernels.make_decode(kernel_format(codec.format), torch.float32, True, False)
     z = values(one, load_scales(scales, codec.format), tensor_decode[owner][:, None])
     return restore(z, stored[3] if codec.centre else None, codec)
+
+
+def encode_matrix(x: Tensor, codec: StateCodec | None, noise: Tensor | None = None) -> dict[str, Tensor]:
+    """The fields, by name, of one tensor whose rows are whole blocks."""
+    blocks = x.reshape(-1, BLOCK)
+    owner = torch.zeros(len(blocks), dtype=torch.int64, device=x.device)
+    lengths = torch.tensor([len(blocks)], device=x.device)
+    stored = (t.clone() if t is blocks else t for t in encode(blocks, codec, owner, lengths, noise))
+    return dict(zip(fields_of(codec), stored, strict=True))
+
+
+def decode_matrix(fields: dict[str, Tensor], codec: StateCodec | None, shape: Sequence[int]) -> Tensor:
+    """The values of `encode_matrix`'s fields."""
+    stored = tuple(fields[name] for name in fields_of(codec))
+    owner = torch.zeros(len(stored[0]), dtype=torch.int64, device=stored[0].device)
+    return decode(stored, codec, owner).view(*shape)
 
 
 def _encode_linear(x: Tensor, fmt: Linear4) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ class NVFP4Muon(NVFP4AdamW):
         state["step"] = step = state.get("step", 0) + 1
         m = self._load(state[MOMENTUM], p) if MOMENTUM in state else torch.zeros_like(g)
         m.lerp_(g, 1 - recipe.momentum)
-        state[MOMENTUM] = self._store(m, RandomKey(self.seed, step, layer))
+        state[MOMENTUM] = self.store_momentum(m, RandomKey(self.seed, step, layer))
         b = g.lerp(m, recipe.momentum) if recipe.nesterov else m
         if recipe.clip_quantile is not None:
             b = clip_to_quantile(b, recipe.clip_quantile)
@@ -129,7 +129,7 @@ class NVFP4Muon(NVFP4AdamW):
     def _storable(self, m: Tensor) -> bool:
         return self.recipe.first is not None and not self.recipe.first.hadamard and m.shape[1] % 16 == 0
 
-    def _store(self, m: Tensor, key: RandomKey) -> dict[str, Tensor]:
+    def store_momentum(self, m: Tensor, key: RandomKey) -> dict[str, Tensor]:
         """FP32, or codes, scales and amax where the recipe stores first moments in NVFP4 and rows fit."""
         if not self._storable(m):
             return {"values": m}

@@ -184,6 +184,10 @@ class NVFP4AdamW(torch.optim.Optimizer):
                 if isinstance(value, dict):
                     device = local(p).device
                     self.state[p][name] = {k: t.detach().clone().to(device) for k, t in value.items()}
+        self.forget_buckets()
+
+    def forget_buckets(self) -> None:
+        """To be called by whoever puts other tensors into `state`: the next step takes these over."""
         self._buckets = {}
 
     def __getstate__(self) -> dict:

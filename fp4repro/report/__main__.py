@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fp4repro.ablations import load_ablations
+from fp4repro.ablations import FULLSTACK, load_ablations
 from fp4repro.config import load_scale
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import atomic_write
@@ -11,6 +11,8 @@ from fp4repro.report.ablations import ablation_rows
 from fp4repro.report.ablations_markdown import ablations_markdown
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.evals import EVALS, PAIRED, evals_rows, paired_rows
+from fp4repro.report.fullstack import fullstack_rows
+from fp4repro.report.fullstack_markdown import fullstack_markdown
 from fp4repro.report.gaps import Outcomes
 from fp4repro.report.kernels import MARKDOWN
 from fp4repro.report.markdown import pretrain_markdown
@@ -65,6 +67,13 @@ def main() -> None:
     forest.add_argument("--table", type=Path, required=True, help="CSV of the ablation table")
     forest.add_argument("--png", type=Path, required=True)
     forest.add_argument("--svg", type=Path, required=True)
+
+    fullstack = _command(commands, "fullstack", _fullstack, "table and figure of the full stack's modules")
+    fullstack.add_argument("--results", type=Path, required=True, help="folder results/<scale>")
+    fullstack.add_argument("--published", type=Path, default=Path("configs/published.yaml"))
+    for name in ("table", "markdown", "png", "svg"):
+        fullstack.add_argument(f"--{name}", type=Path, required=True)
+
     kernels = _command(commands, "kernels", _kernels, "Markdown and figure of speed and memory")
     for name in ("kernels", "casts", "roofline", "memory"):
         kernels.add_argument(f"--{name}", type=Path, required=True, help="CSV; its Markdown goes beside it")
@@ -136,6 +145,16 @@ def _ablations_figure(arguments: argparse.Namespace) -> None:
         raise Fp4ReproError(f"scale {scale.scale} plans no ablations under the protocol {arguments.protocol}")
     outcomes = Outcomes(plan, arguments.results)
     ablations_figure(parse_rows(arguments.table), entries, outcomes, arguments.png, arguments.svg)
+
+
+def _fullstack(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.fullstack_figure import fullstack_figure
+
+    scale, entries = load_scale(arguments.scale), load_ablations(FULLSTACK)
+    rows = fullstack_rows(scale, entries, load_published(arguments.published), arguments.results)
+    write_rows(arguments.table, rows)
+    _write(arguments.markdown, fullstack_markdown(rows, entries))
+    fullstack_figure(rows, entries, arguments.png, arguments.svg)
 
 
 def _kernels(arguments: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from fp4repro.ablations import Ablation
-from fp4repro.report.ablations import MARGIN_METRIC
+from fp4repro.report.entries import MARGIN_METRIC
 from fp4repro.report.figures import LINES, two_panels
 from fp4repro.report.gaps import WINDOW, Outcomes
 from fp4repro.report.plan import BRANCHES

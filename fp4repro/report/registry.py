@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp4repro.ablations import ABLATIONS, load_ablations
+from fp4repro.ablations import ABLATIONS, FULLSTACK, load_ablations
 from fp4repro.config import BENCHMARKS, Scale
 from fp4repro.report.ablations import ablation_rows
 from fp4repro.report.ablations_markdown import ablations_markdown
 from fp4repro.report.evals import evals_rows, paired_rows
 from fp4repro.report.evals_markdown import evals_markdown, paired_markdown
+from fp4repro.report.fullstack import fullstack_rows
+from fp4repro.report.fullstack_markdown import fullstack_markdown
 from fp4repro.report.kernels import MARKDOWN
 from fp4repro.report.markdown import pretrain_markdown
 from fp4repro.report.published import Published
@@ -53,6 +55,14 @@ def _ablations_markdown(rows: Sequence[Row], _: Scale, folder: Path) -> str:
     return ablations_markdown(rows, load_ablations(_own(folder, ABLATIONS)))
 
 
+def _fullstack(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
+    return fullstack_rows(scale, load_ablations(_own(folder, FULLSTACK)), published, folder)
+
+
+def _fullstack_markdown(rows: Sequence[Row], _: Scale, folder: Path) -> str:
+    return fullstack_markdown(rows, load_ablations(_own(folder, FULLSTACK)))
+
+
 def evaluation_folders(folder: Path, scale: Scale) -> list[Path]:
     return [folder / "evals" / model for model in scale.evals.models]
 
@@ -72,6 +82,7 @@ TABLES = {
     "evals": Table(_evals, lambda rows, *_: evals_markdown(rows)),
     "evals_paired": Table(_paired, lambda rows, *_: paired_markdown(rows)),
     "ablations": Table(_ablations, _ablations_markdown),
+    "fullstack": Table(_fullstack, _fullstack_markdown),
     **{
         name: Table(None, lambda rows, *_, study=study: study.markdown(rows))
         for name, study in STUDIES.items()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fp4repro.ablations import load_ablations, recipe_or_ablation
+from fp4repro.ablations import load_entries, recipe_or_ablation
 from fp4repro.config import load_scale
 from fp4repro.core.compiled import compile_nothing
 from fp4repro.data.tokens import open_tokens
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument(
         "--recipe",
         required=True,
-        help="a recipe, such as nvfp4, or an entry of configs/ablations.yaml",
+        help="a recipe, such as nvfp4, or an entry of configs/ablations.yaml or configs/fullstack.yaml",
     )
     parser.add_argument(
         "--protocol", choices=PROTOCOLS, default=PRETRAIN, help="see fp4repro.train.protocols"
@@ -54,13 +54,16 @@ def main() -> None:
 
 def job_of(arguments: argparse.Namespace) -> Job:
     """The run that the command line names."""
-    scale, ablations = load_scale(arguments.scale), load_ablations()
+    scale, entries = load_scale(arguments.scale), load_entries()
     device = provenance.choose_device(scale.device)
     data = open_tokens(arguments.data, scale)
 
     def job(protocol: str, name: str, trunk: Trunk | None = None) -> Job:
-        taken = scale_of(scale, protocol, ablations.get(name))
-        recipe = recipe_or_ablation(name, ablations)
+        entry = entries.get(name)
+        if protocol == BRANCHES and entry and entry.only_whole:
+            raise Fp4ReproError(f"{name} {entry.only_whole}: train it from scratch, by another --protocol")
+        taken = scale_of(scale, protocol, entry)
+        recipe = recipe_or_ablation(name, entries)
         return Job(taken, model_of(taken), recipe, arguments.seed, data, device, protocol, trunk)
 
     trunk = Trunk(job(TRUNK, "bf16"), arguments.trunk) if arguments.trunk else None

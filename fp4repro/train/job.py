@@ -87,7 +87,7 @@ class Job:
         follow_splits(model, optimizer)
         run = Run(model, optimizer, training, self.device, phases)
         if self.trunk:
-            run.restore(self.trunk.state())
+            run.leave(self.trunk.state())
         return run
 
     def settings(self) -> dict[str, Any]:

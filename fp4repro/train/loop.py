@@ -18,6 +18,7 @@ import fp4repro
 from fp4repro.config import Training
 from fp4repro.data.batches import Batches
 from fp4repro.layers import carried_state, restore_carried_state
+from fp4repro.optim import adopt_adamw
 from fp4repro.train.evaluate import HeldOut, microbatches, validation_loss
 from fp4repro.train.phases import Phases
 from fp4repro.train.schedule import learning_rate
@@ -75,6 +76,12 @@ class Run:
         restore_carried_state(self.model, state["layers"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.curve = state["curve"]
+
+    def leave(self, trunk: dict) -> None:
+        """Begin as a branch at the state of a BF16 run; the optimizer may be another AdamW than its own."""
+        self.model.load_state_dict(trunk["model"])
+        adopt_adamw(self.optimizer, self.model, trunk["optimizer"])
+        self.curve = trunk["curve"]
 
     def train(self, batches: Batches, held: HeldOut, after: Callable[[], None]) -> None:
         """Train to the end; `after` is called after each step."""

@@ -71,9 +71,15 @@ def studied_rows(experiment):
 OPTIM_STUDIES = ["optimizer_states", "newton_schulz", "error_growth"]
 
 
-def optim_settings(wildcards):
-    """What the studies' figures depend on."""
-    return json.dumps(asdict(SCALES[wildcards.scale].fullstack_optim), sort_keys=True)
+def section_settings(name):
+    """A params function: a section of the scale, which is what a study's figures depend on."""
+
+    def settings(wildcards):
+        return json.dumps(
+            asdict(getattr(SCALES[wildcards.scale], name)), sort_keys=True
+        )
+
+    return settings
 
 
 def cores_of_benchmark(wildcards):
