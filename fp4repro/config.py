@@ -56,6 +56,10 @@ class Training:
     validation_every: int  # steps
     validation_tokens: int
     checkpoint_every: int  # steps
+    keep_checkpoints: int
+    parallel: Literal["ddp", "fsdp"]
+    gradients: Literal["fp32", "bf16"]
+    recompute_activations: bool
 
     @property
     def tokens_per_step(self) -> int:
