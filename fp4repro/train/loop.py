@@ -48,11 +48,12 @@ class Run:
     @cached_property
     def shared(self) -> nn.Module:
         """The model whose backward pass sums gradients over ranks; made once it is converted."""
-        return self.world.wrap(self.model, self.sums_in_bf16)
+        return self.model if self.sums_in_bf16 else self.world.wrap(self.model)
 
     @property
     def sums_in_bf16(self) -> bool:
-        return self.settings.gradients == "bf16"
+        """By our own hand: FSDP2 has its way."""
+        return self.settings.gradients == "bf16" and not self.world.shards
 
     @property
     def finished(self) -> bool:
@@ -89,11 +90,11 @@ class Run:
         """Train to the end; `after` is called after each step."""
         self.model.train()
         while not self.finished:
-            self._advance(*batches[self.step], held)
+            self.advance(*batches[self.step], held)
             after()
 
-    def _advance(self, tokens: np.ndarray, targets: np.ndarray, held: HeldOut) -> None:
-        """One step: tokens and targets are (batch, context)."""
+    def advance(self, tokens: np.ndarray, targets: np.ndarray, held: HeldOut | None) -> None:
+        """One step: tokens and targets are (batch, context); `held` may lack where no validation is due."""
         step, settings = self.step, self.settings
         if self.phases:
             self.phases.enter(self.model, step)
@@ -112,8 +113,7 @@ class Run:
     def _gradients(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
         """Mean loss and gradient norm before clipping; leaves the clipped gradients in place."""
         self.optimizer.zero_grad()
-        ours = self.sums_in_bf16 and not self.world.shards  # else FSDP2 keeps the sums
-        if ours:
+        if self.sums_in_bf16:
             gradients.sum_in_bf16(self.model)
         loss = torch.zeros((), device=self.device)
         mine = self.world.share(self.settings.accumulate)
@@ -127,12 +127,12 @@ class Run:
                 part.backward()
             loss += part.detach()
         self.world.total(loss)
-        if ours:
-            gradients.as_fp32(self.model)
+        if self.sums_in_bf16:
+            gradients.as_fp32(self.model, self.world.total)
         return loss.item(), self.world.clip(self.model, self.settings.clip)
 
     def validation_loss_in_bf16(self, held: HeldOut) -> float:
-        """The loss of the trained weights without the recipe, by all ranks; the run cannot go on afterwards."""
+        """The loss of the trained weights without the recipe, by all ranks; the run cannot go on after it."""
         fp4repro.convert(self.model, fp4repro.recipe("bf16"))
         return validation_loss(self.model, held, self.settings.microbatch, self.device, self.world)
 

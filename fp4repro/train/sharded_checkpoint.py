@@ -107,8 +107,8 @@ class Sharded:
             if not path.is_file() or sha256(path) != files[name]:
                 wrong = wrong or name
         return wrong and (
-            f"{folder} is truncated or damaged ({wrong} is not what was written): delete this folder to go on "
-            "from the one before it, or from the start where there is none"
+            f"{folder} is truncated or damaged ({wrong} is not what was written): delete this folder to go "
+            "on from the one before it, or from the start where there is none"
         )
 
     def _folders(self) -> list[Path]:

@@ -84,12 +84,12 @@ class World:
             shards.shard(model, device, training)
         model.to(device)
 
-    def wrap(self, model: nn.Module, bf16: bool = False) -> nn.Module:
-        """The model whose backward pass sums gradients over ranks, by way of BF16 if asked for."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model whose backward pass sums gradients over ranks."""
         if self.size == 1 or self.shards:
             return model
         wrapped = DistributedDataParallel(model)
-        wrapped.register_comm_hook(None, gradients.summed_in_bf16 if bf16 else gradients.summed)
+        wrapped.register_comm_hook(None, gradients.summed)
         return wrapped
 
     @contextlib.contextmanager
@@ -97,7 +97,8 @@ class World:
         """Whether the backward pass within sums gradients, as only the last of a step needs to."""
         if self.shards:
             wrapped.set_requires_gradient_sync(now)
-        with contextlib.nullcontext() if now or self.size == 1 or self.shards else wrapped.no_sync():
+        waits = isinstance(wrapped, DistributedDataParallel) and not now
+        with wrapped.no_sync() if waits else contextlib.nullcontext():
             yield
 
     def clip(self, model: nn.Module, largest: float) -> float:
