@@ -25,12 +25,12 @@ from fp4repro.layers import QuantLinear
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import adamw
 from fp4repro.report.schema import Row
-from fp4repro.schemas import ROOT
 from fp4repro.train.loop import Run
 from fp4repro.train.memory import keep_freed_memory
 from fp4repro.train.world import ALONE, World
 
 EXPERIMENT = "bench_ranks"
+SCALE = MODELS.parent / "scales" / "laptop.yaml"
 RANKS, MICROBATCHES, SEED = 2, 2, 0
 RECIPES, PARALLEL = ("bf16", "nvfp4"), ("ddp", "fsdp")
 AMAX, OF_STEP, RATE = "amax-all-reduce", "share_of_step", "tokens_per_second"
@@ -69,7 +69,7 @@ class Workload:
 
 def settings(sizes: Sizes, parallel: str) -> Training:
     """The laptop's, with as many micro-batches as ranks and no end."""
-    training = load_scale(ROOT / "configs" / "scales" / "laptop.yaml").training
+    training = load_scale(SCALE).training
     changes = {"batch": sizes.batch, "context": sizes.context, "accumulate": MICROBATCHES}
     endless = {"tokens": 10**9, "validation_every": 10**9}
     return dataclasses.replace(training, parallel=parallel, **changes, **endless)
