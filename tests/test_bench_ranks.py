@@ -1,4 +1,4 @@
-"""The benchmarks of ranks and of the scan: what their rows say, from times made up. Nothing asserts a time."""
+"""The benchmarks of ranks and of the scan: what their rows say, from times made up; no time is asserted."""
 
 import pytest
 import torch
