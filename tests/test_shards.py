@@ -45,10 +45,11 @@ def runs(processes, scale):
     """Finished runs by scale file and number of ranks, made once."""
     made = {}
 
-    def folder(path, size, recipe="nvfp4"):
+    def folder(path, size, recipe="nvfp4", **more):
         out = scale.parent / f"{path.stem}-{size}-{recipe}"
         if out not in made:
-            made[out] = Ranks(processes, options(path, out, recipe), out.with_suffix(".said"), size)
+            arguments = options(path, out, recipe, **more)
+            made[out] = Ranks(processes, arguments, out.with_suffix(".said"), size)
             made[out].finish()
         return out
 
@@ -102,6 +103,13 @@ def test_gradients_in_bf16_on_two_whole_models(runs, scale):
 @pytest.mark.parametrize("recipe", ["nvfp4-lora-svd", "bf16", "mxfp4", "fp8"])
 def test_other_recipes_on_shards(runs, scale, recipe):
     assert same(runs(scale, 1, recipe), runs(scale, 2, recipe))
+
+
+@pytest.mark.slow
+def test_a_late_switch_to_bf16_on_shards(runs, scale):
+    one, two = (runs(scale, size, "late_all", protocol="ablations") for size in (1, 2))
+    assert (one / "curve.csv").read_bytes() == (two / "curve.csv").read_bytes()
+    assert (one / "metrics.csv").read_bytes() == (two / "metrics.csv").read_bytes()
 
 
 @pytest.mark.slow
