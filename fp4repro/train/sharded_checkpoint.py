@@ -7,6 +7,7 @@ is filled under a hidden name and then renamed, so one that can be seen is whole
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Sharded:
         if self.world.leads:
             for folder in self._folders():
                 _remove(folder)
-            if self.root.exists():
+            with suppress(OSError):  # not there, or with something of the user's in it
                 self.root.rmdir()
 
     def _sharded(self) -> dict[str, Any]:
