@@ -68,10 +68,10 @@ class Workload:
 
 
 def settings(sizes: Sizes, parallel: str) -> Training:
-    """The laptop's, with as many micro-batches as ranks and no end."""
+    """The laptop's, with as many micro-batches as ranks and no end, at the peak learning rate."""
     training = load_scale(SCALE).training
     changes = {"batch": sizes.batch, "context": sizes.context, "accumulate": MICROBATCHES}
-    endless = {"tokens": 10**9, "validation_every": 10**9}
+    endless = {"tokens": 10**9, "validation_every": 10**9, "warmup_fraction": 0.0}
     return dataclasses.replace(training, parallel=parallel, **changes, **endless)
 
 
