@@ -66,6 +66,10 @@ class Training:
     validation_every: int  # steps
     validation_tokens: int
     checkpoint_every: int  # steps
+    keep_checkpoints: int = 1
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    recompute_activations: bool = False
 
     @property
     def tokens_per_step(self) -> int:

@@ -37,7 +37,10 @@ _TRAIN_LOSS_SHARE = 0.1  # of the steps, at the end
 def write_outputs(
     out: Path, job: Job, run: Run, conversion: Conversion, held: HeldOut, sessions: list[dict]
 ) -> None:
-    """Write all files of a run; `sessions` tells which processes trained it, and when."""
+    """Write all files of a run; `sessions` tells which processes trained it, and when.
+
+    All ranks call it, since the last figures take all of them; the first one writes.
+    """
     where = {
         "experiment": job.protocol,
         "setting": job.label,
@@ -48,15 +51,18 @@ def write_outputs(
     }
     about = {"sessions": sessions, "settings": job.settings(), "scale_file": asdict(job.scale)}
     layers = layer_rows(run.model, conversion)
-    if job.protocol in KEEP_WEIGHTS:
+    weights = run.weights() if job.protocol in KEEP_WEIGHTS else {}
+    metrics = metric_rows(run, held, layers, memory_figures(job, run), where)
+    if not run.world.leads:
+        return
+    if weights:
         with atomic_write(out / "model.safetensors") as temporary:
-            save_file({k: v.contiguous() for k, v in run.model.state_dict().items()}, temporary)
+            save_file({k: v.contiguous() for k, v in weights.items()}, temporary)
     with atomic_write(out / "run.json") as temporary:
         temporary.write_text(json.dumps(where | about, indent=2) + "\n", encoding="utf-8")
     _write_csv(out / "layers.csv", LAYERS, layers)
     _write_csv(out / "curve.csv", CURVE, run.curve[job.first_step :])
-    memory = memory_figures(job, run)
-    schema.write_rows(out / "metrics.csv", metric_rows(run, held, layers, memory, where))
+    schema.write_rows(out / "metrics.csv", metrics)
 
 
 def layer_rows(model: nn.Module, conversion: Conversion) -> list[tuple]:
