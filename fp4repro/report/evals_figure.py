@@ -32,11 +32,11 @@ def _accuracies(axes: Axes, rows: Sequence[Row]) -> None:
     arms = list(dict.fromkeys(row.setting for row in rows))
     for number, arm in enumerate(arms):
         shift = SPREAD * (number / max(len(arms) - 1, 1) - 0.5)
-        for row in (row for row in rows if row.setting == arm):
+        for place, row in enumerate(row for row in rows if row.setting == arm):
             height = names.index(row.metric) + shift
             style = {"color": palette[number % len(palette)], "marker": MARKERS[number % len(MARKERS)]}
             axes.plot([row.ci_low, row.ci_high], [height] * 2, color=style["color"], linewidth=1.2)
-            label = arm if row.metric == names[0] else None
+            label = arm if place == 0 else None
             axes.plot(row.value, height, linestyle="", markersize=5, label=label, **style)
     for place, name in enumerate(names):
         note = next(row.note for row in rows if row.metric == name)
