@@ -28,12 +28,21 @@ TOKEN_MULTIPLE = 128
 @dataclass(frozen=True)
 class Tokenizer:
     vocabulary: int  # entries, with the 256 bytes and the end of a text
+    name: str | None = None  # of an existing one; None: trained
 
 
 @dataclass(frozen=True)
 class CorpusBytes:
     train: int | None  # bytes at most, None for all
     validation: int | None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with one blend of the corpus's sources."""
+
+    until: float  # share of the run's steps
+    mixture: dict[str, float]  # share of its sequences by source
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ class Training:
     validation_every: int  # steps
     validation_tokens: int
     checkpoint_every: int  # steps
+    phases: tuple[Phase, ...] = ()  # of a corpus of sources
 
     @property
     def tokens_per_step(self) -> int:
@@ -90,6 +100,8 @@ class Scale:
     threads: int
     compile: bool
     log_every: int | None
+    health_every: int | None
+    tensorboard: bool
 
     @property
     def model_path(self) -> Path:
@@ -106,13 +118,14 @@ def load_scale(path: str | Path) -> Scale:
     parts = {
         "corpus_bytes": CorpusBytes(**{"train": None, "validation": None} | filled["corpus_bytes"]),
         "tokenizer": Tokenizer(**filled["tokenizer"]),
-        "training": Training(**_tuples(filled["training"])),
+        "training": Training(**_tuples(filled["training"] | {"phases": _phases(filled["training"])})),
     }
     parts |= {name: section(**_tuples(filled[name])) for name, section in SECTIONS.items()}
     entries = load_ablations()
     parts["ablations"] = _ablations(filled["ablations"], entries)
-    scale = Scale(**{"log_every": None} | filled | parts)
-    raise_all([*_faults(scale, path), *_ablation_faults(scale, entries, path)])
+    scale = Scale(**dict.fromkeys(("log_every", "health_every")) | filled | parts)
+    faults = (_faults(scale, path), _phase_faults(scale, path), _ablation_faults(scale, entries, path))
+    raise_all([sentence for some in faults for sentence in some])
     return scale
 
 
@@ -120,6 +133,10 @@ def _ablations(section: dict, entries: dict[str, Ablation]) -> Ablations:
     """The section with `all` spelled out: every entry from scratch, those that can be as branches."""
     every = {"scratch": list(entries), "branches": [e.name for e in entries.values() if e.branches]}
     return Ablations(**_tuples({k: every[k] if v == "all" else v for k, v in section.items()}))
+
+
+def _phases(training: dict) -> list[Phase]:
+    return [Phase(**phase) for phase in training["phases"]]
 
 
 def _tuples(fields: dict) -> dict:
@@ -167,6 +184,31 @@ def _faults(scale: Scale, path: Path) -> Iterator[str]:
             f"{path}: training.warmup_fraction and training.decay_fraction add up to "
             f"{t.warmup_fraction + t.decay_fraction:g}, more than the whole run"
         )
+
+
+def _phase_faults(scale: Scale, path: Path) -> Iterator[str]:
+    sources = scale.corpus.get("sources", {}) if isinstance(scale.corpus, dict) else {}
+    phases = scale.training.phases
+    if isinstance(scale.corpus, dict) and "bytes" in scale.corpus.get("huggingface", {}):
+        yield f"{path}: corpus.huggingface.bytes is for sources: set corpus_bytes.train in its place"
+    if bool(sources) != bool(phases):
+        yield f"{path}: corpus.sources and training.phases belong together: give both or neither"
+        return
+    ends = [phase.until for phase in phases]
+    if phases and (ends != sorted(set(ends)) or ends[-1] != 1):
+        yield f"{path}: training.phases end at {ends}, but their `until` must ascend and end with 1.0"
+    for number, phase in enumerate(phases):
+        where = f"{path}: training.phases.{number}.mixture"
+        for name in sorted(set(phase.mixture) - set(sources)):
+            yield f"{where}: corpus.sources has no {name!r}; it has {', '.join(sorted(sources))}"
+        total = sum(phase.mixture.values())
+        if abs(total - 1) > 1e-6:
+            yield f"{where}: the weights add up to {total:g}, but must add up to 1"
+        for name, weight in phase.mixture.items():
+            if abs(1000 * weight - round(1000 * weight)) > 1e-6:
+                yield f"{where}: {name} is {weight}, but weights are whole thousandths"
+    for name in sorted(set(sources) - {name for phase in phases for name in phase.mixture}):
+        yield f"{path}: corpus.sources: {name} is in no mixture of training.phases: use it or take it out"
 
 
 def _ablation_faults(scale: Scale, entries: dict[str, Ablation], path: Path) -> Iterator[str]:

@@ -27,8 +27,8 @@ ALLOWED = {
     "data": {"errors", "files", "config"},
     "report": {"errors", "files", "schemas", "recipes", "ablations", "config"},
     "train": {
-        *("public", "errors", "files", "core.compiled", "layers", "optim", "models", "ablations"),
-        *("config", "data", "report.schema"),
+        *("public", "errors", "files", "core.compiled", "core.lost", "core.quantize", "layers", "optim"),
+        *("models", "ablations", "config", "data", "report.schema"),
     },
     "pretrained": {"errors", "files"},
     "evals": {

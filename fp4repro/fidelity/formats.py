@@ -20,7 +20,7 @@ from fp4repro.core.layout import swizzle_scales
 from fp4repro.core.quantize import Rounding, prepare
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
-from fp4repro.fidelity.lost import SLACK, lost
+from fp4repro.core.lost import SLACK, lost
 from fp4repro.report import formats as names
 from fp4repro.report.schema import NOT_RUN, Row
 
