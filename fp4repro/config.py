@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fp4repro.ablations import Ablation, load_ablations
 from fp4repro.errors import Fp4ReproError
-from fp4repro.plans import SECTIONS, Ablations, Evals, Fidelity, FullstackOptim, Pretrain
+from fp4repro.plans import SECTIONS, Ablations, Cluster, Evals, Fidelity, FullstackOptim, Pretrain
 from fp4repro.recipes import recipe
 from fp4repro.schemas import ROOT, SCHEMAS, check, raise_all, read_yaml, with_defaults
 
@@ -96,6 +96,7 @@ class Scale:
     fidelity: Fidelity
     fullstack_optim: FullstackOptim
     evals: Evals
+    cluster: Cluster
     device: Literal["auto", "cpu", "cuda"]
     threads: int
     compile: bool
@@ -168,6 +169,11 @@ def _faults(scale: Scale, path: Path) -> Iterator[str]:
             f"{path}: a micro-batch has {t.microbatch} sequences of {t.context} tokens, and "
             f"{t.microbatch * t.context} is not a multiple of {TOKEN_MULTIPLE}, as the blocks of "
             "the weight gradient need; change training.batch or training.context"
+        )
+    if t.accumulate % scale.cluster.size:
+        yield (
+            f"{path}: training.accumulate is {t.accumulate}, which the {scale.cluster.size} ranks of cluster "
+            f"cannot share evenly: set it to a multiple of {scale.cluster.size}"
         )
     if t.steps < 1:
         yield (

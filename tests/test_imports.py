@@ -27,6 +27,7 @@ ALLOWED = {
     "data": {"errors", "files", "config"},
     "report": {"errors", "files", "schemas", "recipes", "ablations", "config"},
     "train": {
+        "plans",
         *("public", "errors", "files", "core.compiled", "core.lost", "core.quantize", "layers", "optim"),
         *("models", "ablations", "config", "data", "report.schema"),
     },
@@ -44,6 +45,9 @@ ALLOWED = {
     "memory": {
         *("public", "errors", "core", "recipes", "optim", "models", "config", "report"),
         *("train.provenance", "roofline"),
+    },
+    "budget": {
+        *("errors", "ablations", "recipes", "config", "report", "train", "roofline", "memory"),
     },
     "bench": {
         *("public", "errors", "core", "layers", "backends", "optim", "models", "config", "report"),
