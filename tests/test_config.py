@@ -47,7 +47,15 @@ def test_scales_that_ship_are_sound(path):
 
 
 def test_all_planned_scales_are_there():
-    assert {path.stem for path in SCALES} == {"smoke", "laptop", "overnight", "gpu", "paper"}
+    assert {path.stem for path in SCALES} == {
+        "smoke",
+        "laptop",
+        "overnight",
+        "gpu",
+        "node",
+        "cluster",
+        "paper",
+    }
 
 
 def test_the_paper_scale_is_the_paper():
@@ -58,6 +66,7 @@ def test_the_paper_scale_is_the_paper():
     assert math.isclose(training.learning_rate * training.final_learning_rate_ratio, 4.5e-6)
     assert (training.betas, training.weight_decay) == ((0.9, 0.95), 0.1)
     assert training.decay_fraction == 0.2
+    assert [phase.until for phase in training.phases] == [0.7, 0.9, 1.0]
 
 
 def test_defaults_come_from_the_schema(tmp_path):
@@ -129,6 +138,10 @@ def test_a_scale_cannot_be_changed():
             "8 sequences of 100 tokens, and 800 is not a multiple of 128",
         ),
         ({"training__accumulate": 8, "training__context": 64}, "and 64 is not a multiple of 128"),
+        (
+            {"cluster": {"nodes": 2, "ranks": 4}, "training__accumulate": 4},
+            "training.accumulate is 4, which the 8 ranks of cluster cannot share evenly: set it",
+        ),
         ({"training__tokens": 1000}, "training.tokens = 1000 is less than one batch"),
         ({"training__validation_tokens": 1000}, "validation_tokens = 1000 must be a multiple of"),
         ({"training__warmup_fraction": 0.9}, "add up to 1.1, more than the whole run"),

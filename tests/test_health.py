@@ -156,7 +156,7 @@ def test_every_slot_of_every_quantised_linear_has_a_row_a_time(looked):
     assert {key for key in rows if key[2] != GRADIENT} == wanted
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4", "fp8", "full-stack-fp4"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "full-stack-fp4"])
 def test_a_run_has_the_same_bits_with_and_without(tmp_path, recipe):
     with_it = train(job(recipe), tmp_path / "with")
     without = train(

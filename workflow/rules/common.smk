@@ -77,7 +77,8 @@ def launcher_of(wildcards):
 
 def on_several_nodes(what):
     """A resource function of what Slurm is told where a training has several nodes, else nothing: to put one
-    task on each node, not one on each GPU, and to let the job's shell start them (`mpi`)."""
+    task on each node, not one on each GPU, and to let the job's shell start them (`mpi`).
+    """
 
     def resource(wildcards):
         nodes = SCALES[wildcards.scale].cluster.nodes
