@@ -99,7 +99,7 @@ def test_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["budget", f"--scale={SCALES / 'gpu.yaml'}", "--gpu=B200", "--ranks=4"])
     budget.main()
     said = capsys.readouterr().out
-    assert "1 nodes with 4 B200 each. Modelled for native products, not measured" in said
+    assert "Plan of scale gpu on 1 x 4 B200, modelled for native products, not measured" in said
     assert "| pretrain/nvfp4" in said and "| together" in said and "GPU hours" in said
 
 

@@ -202,7 +202,7 @@ def test_sources_and_phases(tmp_path):
         ([{"until": 1.0, "mixture": {"web": 1.0}}], "corpus.sources: code is in no mixture"),
         (
             [{"until": 1.0, "mixture": {"web": 1.5, "code": -0.5}}],
-            "web: 1.5 is greater than the maximum of 1",
+            "mixture.code: -0.5 is less than or equal to the minimum",
         ),
         ([{"until": 1.0}], "training.phases.0 lacks the key 'mixture'"),
         ([], "corpus.sources and training.phases belong together"),

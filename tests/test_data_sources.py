@@ -136,14 +136,18 @@ def test_nothing_is_written_twice_and_what_is_lost_is_made_again(scale, made, tm
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*.bin") if p.parent.name == "web"}
     prepare(scale, out)
     assert {p: p.stat().st_mtime_ns for p in before} == before
+    cut = shard_path(out / "shards" / "web", 4)
+    cut.write_bytes(cut.read_bytes()[:-1])
     damaged, lost = shard_path(out / "shards" / "web", 2), shard_path(out / "shards" / "code", 1)
     good = damaged.read_bytes()
     damaged.write_bytes(bytes(reversed(good)))
     lost.unlink()
-    with pytest.raises(Fp4ReproError, match=r"000001\.bin is missing or has not the \d+ bytes"):
+    with pytest.raises(Fp4ReproError, match=r"000004\.bin is missing or has not the \d+ bytes"):
         open_tokens(out, scale)
     prepare(scale, out)
-    assert lost.exists() and damaged.read_bytes() != good  # sizes alone do not tell
+    assert (
+        lost.exists() and cut.stat().st_size > 1 and damaged.read_bytes() != good
+    )  # sizes alone do not tell
     prepare(scale, out, verify=True)
     assert files_of(out) == files_of(made)
 
@@ -161,6 +165,15 @@ def test_a_source_ends_at_its_bytes(scale, tmp_path):
     summary = prepare(short, tmp_path)
     for source in summary["train"]["sources"].values():
         assert 8000 < source["bytes"] <= 9000
+
+
+def test_a_source_shorter_than_a_sequence_is_one_sentence(scale, tmp_path):
+    sources = scale.corpus["sources"]
+    short = scale.corpus | {"sources": sources | {"code": sources["code"] | {"bytes": 1}}}
+    with pytest.raises(
+        Fp4ReproError, match="its code text has 0 tokens, and scale smoke needs 65 for one seq"
+    ):
+        prepare(dataclasses.replace(scale, corpus=short), tmp_path)
 
 
 def test_slices_cross_shards(tmp_path):

@@ -72,22 +72,25 @@ class Index:
             for stale in (self.path, *self.folder.glob("*.bin")):
                 stale.unlink()
             return []
+        found = [json.loads(line) for line in lines]
         if not text.endswith("\n"):
-            with atomic_write(self.path) as temporary:
-                temporary.write_text("\n".join([head, *lines, ""]), encoding="utf-8")
-        return [json.loads(line) for line in lines]
+            self._rewrite(found)
+        return found
 
-    def drop_damaged(self, hashed: bool) -> None:
+    def _rewrite(self, lines: list[dict]) -> None:
+        with atomic_write(self.path) as temporary:
+            text = "".join(json.dumps(line) + "\n" for line in ({"made_of": self.made_of}, *lines))
+            temporary.write_text(text, encoding="utf-8")
+
+    def drop_damaged(self, itemsize: int, hashed: bool) -> None:
         """Forget the first shard that is not on disk as the index says, and those after it, so that they
-        are made anew; `hashed`: by its bytes, not by its size alone."""
+        are made anew; `hashed`: by its bytes, not by its size alone. `itemsize`: bytes of a token."""
         for number, shard in enumerate(self.shards):
             path = shard_path(self.folder, number)
-            if not path.is_file() or (hashed and sha256(path) != shard.sha256) or not path.stat().st_size:
+            whole = path.is_file() and path.stat().st_size == shard.tokens * itemsize
+            if not whole or (hashed and sha256(path) != shard.sha256):
                 self.shards, self.complete = self.shards[:number], False
-                lines = [{"made_of": self.made_of}, *map(asdict, self.shards)]
-                with atomic_write(self.path) as temporary:
-                    text = "".join(json.dumps(line) + "\n" for line in lines)
-                    temporary.write_text(text, encoding="utf-8")
+                self._rewrite([asdict(each) for each in self.shards])
                 return
 
     def add(self, shard: Shard) -> None:

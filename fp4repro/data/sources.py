@@ -32,7 +32,7 @@ def write_sources(
     sources, size = {}, corpus.get("shard_tokens", SHARD_TOKENS)
     for name, entry in corpus["sources"].items():
         index = Index(out / FOLDER / name, made_of)
-        index.drop_damaged(hashed=verify)
+        index.drop_damaged(dtype.itemsize, hashed=verify)
         of_row = partial(_rows, entry, tokenizer, dtype)
         write_shards(index, of_row, size, dtype, entry.get("bytes"))
         sources[name] = {

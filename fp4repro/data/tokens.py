@@ -111,12 +111,16 @@ def _write(documents: tuple[Document, ...], path: Path, tokenizer: Tokenizer, dt
 
 
 def _check_length(summary: dict, scale: Scale) -> None:
-    """Every row of tokens must hold a batch, or what the validation loss is a mean of."""
-    batch, held = scale.training.tokens_per_step + 1, scale.training.validation_tokens + 1
-    rows = summary["train"].get("sources", {"train": summary["train"]})
-    wanted = [(name, row["tokens"], batch, "one batch") for name, row in rows.items()]
-    held_out = summary["validation"]["tokens"]
-    for name, tokens, least, what in [*wanted, ("validation", held_out, held, "training.validation_tokens")]:
+    """The training text must hold a batch, of sources each a sequence, and the held-out text what the
+    validation loss is a mean of."""
+    training, train = scale.training, summary["train"]
+    if "sources" in train:
+        rows = train["sources"].items()
+        wanted = [(name, row["tokens"], training.context + 1, "one sequence") for name, row in rows]
+    else:
+        wanted = [("train", train["tokens"], training.tokens_per_step + 1, "one batch")]
+    held = summary["validation"]["tokens"], training.validation_tokens + 1, "training.validation_tokens"
+    for name, tokens, least, what in [*wanted, ("validation", *held)]:
         if tokens < least:
             raise Fp4ReproError(
                 f"the corpus is too short: its {name} text has {tokens} tokens, and scale "

@@ -51,7 +51,7 @@ def refuse_without_gpus():
 def print_budget():
     """GPU hours and memory of a scale's trainings, above the plan of its jobs (snakemake -n)."""
     scale = SCALES[config["scale"]]
-    if workflow.dryrun and scale.device == "cuda":
+    if workflow.output_settings.dryrun and scale.device == "cuda":
         from fp4repro.budget import plan  # seconds, for torch
 
         print(plan(scale), end="\n\n", flush=True)
