@@ -105,8 +105,8 @@ def table(scale: Scale, found: Sequence[Cost]) -> str:
     """The plan as text."""
     cluster = scale.cluster
     head = (
-        f"Plan of scale {scale.scale} on {cluster.nodes} x {cluster.ranks} {cluster.gpu}, modelled for native "
-        "products, not measured:"
+        f"Plan of scale {scale.scale} on {cluster.nodes} x {cluster.ranks} {cluster.gpu}, modelled for "
+        "native products, not measured:"
     )
     header = ["run", "seeds", "steps", "GPUs", "hours", "GPU hours", "GiB a GPU", ""]
     lines = [
