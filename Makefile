@@ -1,6 +1,6 @@
 # make         the environment, then every experiment at laptop scale: tables, figures, a report
 # make smoke   the same, tiny, in minutes; make SCALE=overnight: the same at any scale of configs/scales
-# make test    the tests; ARGS goes to pytest: make test ARGS="-k stats"
+# make test    the tests, one process a core; ARGS goes to pytest: make test ARGS="-n 0 -k stats"
 # make bench   the core's speed: fails where a ratio got worse than tests/bench_core.json; not a test
 # make env     only the environment, in .venv; make clean removes it and what tools left behind
 SHELL := bash
@@ -34,7 +34,7 @@ smoke: SCALE = smoke
 smoke: main
 
 test: env
-	@.venv/bin/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 8 $(ARGS)
 
 bench: env
 	@mkdir -p results/bench

@@ -41,10 +41,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class RunChange:
-    """What an entry changes in the run: tokens as a factor of the scale's, another model."""
+    """What an entry changes in the run: another model; tokens as a factor of the scale's, or in their place
+    tokens for each parameter of the model's blocks, whatever the scale."""
 
     tokens: float = 1.0
     model: str | None = None
+    tokens_per_parameter: float | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Ablations:
 
     scratch: tuple[str, ...]
     scratch_seeds: tuple[int, ...]
+    token_share: float  # of the tokens that an entry states for each parameter
     branches: tuple[str, ...]
     branch_seeds: tuple[int, ...]
     branch_from: float  # share of the run's steps

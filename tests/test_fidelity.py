@@ -29,7 +29,7 @@ from fp4repro.layers import blocks_of
 from fp4repro.pretrained import Unavailable
 from fp4repro.recipes import PRODUCTS
 from fp4repro.report import fidelity_metrics as names
-from fp4repro.report.fidelity import by_model, claims, fidelity_markdown
+from fp4repro.report.fidelity import claims, fidelity_markdown, models_of
 from fp4repro.report.schema import Row, parse_rows
 
 pytestmark = pytest.mark.usefixtures("eager")
@@ -367,7 +367,7 @@ def test_commands_write_table_and_figure(tmp_path, llama, text, command):
     markdown = files["--markdown"].read_text()
     assert f"## {llama}" in markdown and "| no_2d " in markdown and "What theory says" in markdown
     assert files["--png"].read_bytes().startswith(b"\x89PNG") and ">block<" in files["--svg"].read_text()
-    found = {claim: verdict for claim, _, verdict in claims(by_model(rows)[llama])}
+    found = {claim: verdict for claim, _, verdict in claims(models_of(rows)[llama])}
     assert found["2D weights: dgrad multiplies what fprop did, 1x16 does not"] == "yes"
 
 
@@ -405,8 +405,8 @@ def test_mistakes_are_sentences(tmp_path, llama, command):
 
 def test_rows_of_another_study_are_refused():
     row = Row(experiment="pretrain", setting="a/b", metric="m", value=1.0, unit="1")
-    with pytest.raises(Fp4ReproError, match="not one of the gradient study"):
-        by_model([row])
+    with pytest.raises(Fp4ReproError, match="not one of the fidelity study"):
+        models_of([row])
 
 
 @pytest.fixture

@@ -284,7 +284,12 @@ def test_tokens_and_model_of_an_entry():
     longer = scale_of(scale, "ablations", entries["mxfp4_136"])
     assert longer.training.steps == round(1.36 * 40) and longer.model == "tiny"
     other = scale_of(scale, "ablations", entries["trend_short"])
-    assert (other.training.steps, other.model) == (20, "llama-tiny")
+    assert other.model == "llama-tiny"
+    blocks = 3 * (4 * 64 * 64 + 2 * 64 * 192)  # q, k, v, o and the feed-forward's two, all of 64 and 192
+    assert scale.ablations.token_share == 0.01
+    assert other.training.steps == round(0.01 * 6 * blocks / 1024)
+    whole = dataclasses.replace(scale, ablations=dataclasses.replace(scale.ablations, token_share=1.0))
+    assert scale_of(whole, "ablations", entries["trend_mid"]).training.steps == round(25 * blocks / 1024)
     assert scale_of(scale, "ablations", entries["no_sr"]) == scale
 
 

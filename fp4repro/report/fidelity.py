@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from fp4repro.errors import Fp4ReproError
 from fp4repro.report import fidelity_metrics as names
+from fp4repro.report.by_model import Figures, by_model
 from fp4repro.report.fidelity_metrics import metric
 from fp4repro.report.markdown import aligned
 from fp4repro.report.schema import Row
@@ -28,28 +28,17 @@ _ERRORS = {
     "loss increase": names.LOSS_INCREASE,
 }
 
-Figures = dict[tuple[str, str], Row]  # recipe, metric
 
-
-def by_model(rows: Sequence[Row]) -> dict[str, Figures]:
-    """Rows by model, then by recipe and metric; rows of another experiment are refused."""
-    found: dict[str, Figures] = {}
-    for row in rows:
-        if row.experiment != names.EXPERIMENT:
-            raise Fp4ReproError(
-                f"a row of {row.experiment}, {row.setting} is not one of the gradient study: give the tables "
-                "that python -m fp4repro.fidelity gradients wrote"
-            )
-        model, recipe = names.split(row.setting)
-        found.setdefault(model, {})[recipe, row.metric] = row
-    return found
+def models_of(rows: Sequence[Row]) -> dict[str, Figures]:
+    """Rows by model; those of another study are refused."""
+    return by_model(rows, names.EXPERIMENT, "fp4repro.fidelity gradients")
 
 
 def fidelity_markdown(rows: Sequence[Row]) -> str:
     """Tables and claims, model by model."""
     scale, device, torch, commit = origin(rows)
     parts = [f"# Gradient fidelity, scale `{scale}`"]
-    for model, of in by_model(rows).items():
+    for model, of in models_of(rows).items():
         parts += _model(model, of)
     parts.append("\n".join(f"- {name}: {text}." for name, text in names.MEANING.items()))
     parts.append(

@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FormatStrFormatter, LogLocator
 
 from fp4repro.report import fidelity_metrics as names
-from fp4repro.report.fidelity import Figures, by_model, rounding_draws
+from fp4repro.report.by_model import Figures
+from fp4repro.report.fidelity import models_of, rounding_draws
 from fp4repro.report.figures import LINES, MARKERS, panels
 from fp4repro.report.schema import Row
 
@@ -24,7 +25,7 @@ _ERROR = names.metric("wgrad", names.ERROR)
 def fidelity_figure(rows: Sequence[Row], png: Path, svg: Path) -> None:
     """Draw the study's tables and write both files."""
     models = {
-        name: of for name, of in by_model(rows).items() if any(r.value is not None for r in of.values())
+        name: of for name, of in models_of(rows).items() if any(r.value is not None for r in of.values())
     }
     recipes = max((len({r for r, m in of if m == _ERROR}) for of in models.values()), default=1)
     height = max(1.2 + 0.17 * recipes, 3)

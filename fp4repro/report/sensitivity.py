@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from fp4repro.errors import Fp4ReproError
 from fp4repro.report import sensitivity_metrics as names
+from fp4repro.report.by_model import Figures, by_model
 from fp4repro.report.fidelity_metrics import split
 from fp4repro.report.markdown import aligned
 from fp4repro.report.schema import Row
@@ -18,21 +18,10 @@ _COLUMNS = {
     "share of parameters": names.PARAMETERS,
 }
 
-Figures = dict[tuple[str, str], Row]  # place, metric
 
-
-def by_model(rows: Sequence[Row]) -> dict[str, Figures]:
-    """Rows by model, then by place (a block or a choice) and metric."""
-    found: dict[str, Figures] = {}
-    for row in rows:
-        if row.experiment != names.EXPERIMENT:
-            raise Fp4ReproError(
-                f"a row of {row.experiment}, {row.setting} is not one of the sensitivity study: give the "
-                "tables that python -m fp4repro.sensitivity wrote"
-            )
-        model, place = split(row.setting)
-        found.setdefault(model, {})[place, row.metric] = row
-    return found
+def models_of(rows: Sequence[Row]) -> dict[str, Figures]:
+    """Rows by model; those of another study are refused."""
+    return by_model(rows, names.EXPERIMENT, "fp4repro.sensitivity")
 
 
 def blocks_of(of: Figures) -> list[str]:
@@ -43,7 +32,7 @@ def sensitivity_markdown(rows: Sequence[Row]) -> str:
     """Choices and blocks, model by model."""
     scale, device, torch, commit = origin(rows)
     parts = [f"# Sensitivity of blocks, scale `{scale}`"]
-    for model, of in by_model(rows).items():
+    for model, of in models_of(rows).items():
         parts += _model(model, of)
     parts.append("\n".join(f"- {name}: {text}." for name, text in names.CHOICES.items()))
     parts.append(

@@ -7,14 +7,15 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from fp4repro.report import sensitivity_metrics as names
+from fp4repro.report.by_model import Figures
 from fp4repro.report.figures import LINES, MARKERS, panels
 from fp4repro.report.schema import Row
-from fp4repro.report.sensitivity import Figures, blocks_of, by_model
+from fp4repro.report.sensitivity import blocks_of, models_of
 
 
 def sensitivity_figure(rows: Sequence[Row], png: Path, svg: Path) -> None:
     """Draw the study's tables, a row a model, and write both files."""
-    models = {m: of for m, of in by_model(rows).items() if of["none", names.ERROR].value is not None}
+    models = {m: of for m, of in models_of(rows).items() if of["none", names.ERROR].value is not None}
     count = max(len(models), 1)
     with panels(png, svg, count, 2, figsize=(8.4, 3.2 * count), width_ratios=(1.4, 1)) as axes:
         for (left, right), (model, of) in zip(axes, models.items(), strict=False):

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from fp4repro.ablations import Ablation
 from fp4repro.config import Phase, Scale
+from fp4repro.models import ModelConfig, parameter_count
 
 PRETRAIN, ABLATIONS, TRUNK, BRANCHES = PROTOCOLS = ("pretrain", "ablations", "trunk", "branches")
 KEEP_WEIGHTS = (PRETRAIN, TRUNK)  # an ablation is asked for its losses alone
@@ -27,10 +28,15 @@ def scale_of(scale: Scale, protocol: str, ablation: Ablation | None = None) -> S
     """The scale as a run of this protocol takes it."""
     training = scale.training
     if protocol == ABLATIONS and ablation:
-        tokens = round(ablation.run.tokens * training.steps) * training.tokens_per_step
-        scale = replace(scale, training=replace(training, tokens=tokens))
-        model = ablation.run.model
-        return replace(scale, model=model, model_overrides={}) if model else scale
+        change = ablation.run
+        if change.model:
+            scale = replace(scale, model=change.model, model_overrides={})
+        steps = change.tokens * training.steps
+        if change.tokens_per_parameter:
+            tokens = change.tokens_per_parameter * _parameters_of_blocks(scale)
+            steps = scale.ablations.token_share * tokens / training.tokens_per_step
+        tokens = max(1, round(steps)) * training.tokens_per_step
+        return replace(scale, training=replace(training, tokens=tokens))
     if protocol in (TRUNK, BRANCHES):
         steps = trunk_steps(scale) + (scale.ablations.branch_steps if protocol == BRANCHES else 0)
         warmup = round(training.warmup_fraction * training.steps)
@@ -44,3 +50,9 @@ def _cut(phases: tuple[Phase, ...], longer: float) -> tuple[Phase, ...]:
     """The phases of a run so many times longer, of which only the start is made."""
     cut = [replace(phase, until=min(longer * phase.until, 1.0)) for phase in phases]
     return tuple(p for n, p in enumerate(cut) if n == 0 or cut[n - 1].until < 1)
+
+
+def _parameters_of_blocks(scale: Scale) -> int:
+    """Of the scale's model without embedding, head and norms."""
+    counts = parameter_count(ModelConfig.from_yaml(scale.model_path))
+    return sum(count for kind, count in counts.items() if "." in kind)
