@@ -63,6 +63,14 @@ def threads_of_node(wildcards):
     return scale.threads * scale.cluster.ranks
 
 
+def memory_of_node(wildcards):
+    return 1000 * SCALES[wildcards.scale].cluster.memory_gb
+
+
+def minutes_of_job(wildcards):
+    return round(60 * SCALES[wildcards.scale].cluster.hours)
+
+
 def gpus_of_training(wildcards):
     """GPUs of a training, on all of its nodes together."""
     scale = SCALES[wildcards.scale]

@@ -12,6 +12,9 @@ rule data:
     conda:
         "../../environment.yml"
     threads: lambda wildcards: SCALES[wildcards.scale].threads
+    resources:
+        mem_mb=memory_of_node,
+        runtime=minutes_of_job,
     params:
         out=subpath(output.about, parent=True),
         settings=data_settings,

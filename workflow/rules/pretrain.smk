@@ -16,8 +16,8 @@ rule train:
     threads: threads_of_node
     resources:
         gpu=gpus_of_training,
-        mem_mb=lambda wildcards: 1000 * SCALES[wildcards.scale].cluster.memory_gb,
-        runtime=lambda wildcards: round(60 * SCALES[wildcards.scale].cluster.hours),
+        mem_mb=memory_of_node,
+        runtime=minutes_of_job,
         nodes=on_several_nodes("nodes"),
         tasks=on_several_nodes("nodes"),
         tasks_per_gpu=on_several_nodes("no"),
