@@ -19,6 +19,7 @@ from fp4repro.plans import (
     Ablations,
     Asked,
     AttentionControl,
+    Cluster,
     Evals,
     Fidelity,
     Fullstack,
@@ -38,12 +39,21 @@ TOKEN_MULTIPLE = 128
 @dataclass(frozen=True)
 class Tokenizer:
     vocabulary: int  # entries, with the 256 bytes and the end of a text
+    name: str | None = None  # of an existing one; None: trained
 
 
 @dataclass(frozen=True)
 class CorpusBytes:
     train: int | None  # bytes at most, None for all
     validation: int | None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with one blend of the corpus's sources."""
+
+    until: float  # share of the run's steps
+    mixture: dict[str, float]  # share of its sequences by source
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Training:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     gradients: Literal["fp32", "bf16"] = "fp32"
     recompute_activations: bool = False
+    phases: tuple[Phase, ...] = ()  # of a corpus of sources
 
     @property
     def tokens_per_step(self) -> int:
@@ -102,10 +113,13 @@ class Scale:
     fidelity: Fidelity
     fullstack_optim: FullstackOptim
     evals: Evals
+    cluster: Cluster
     device: Literal["auto", "cpu", "cuda"]
     threads: int
     compile: bool
     log_every: int | None
+    health_every: int | None
+    tensorboard: bool
 
     @property
     def model_path(self) -> Path:
@@ -131,7 +145,7 @@ def load_scale(path: str | Path) -> Scale:
     parts = {
         "corpus_bytes": CorpusBytes(**{"train": None, "validation": None} | filled["corpus_bytes"]),
         "tokenizer": Tokenizer(**filled["tokenizer"]),
-        "training": Training(**_tuples(filled["training"])),
+        "training": Training(**_tuples(filled["training"] | {"phases": _phases(filled["training"])})),
     }
     parts |= {name: section(**_tuples(filled[name])) for name, section in SECTIONS.items()}
     entries = {"ablations": load_ablations(), "fullstack": load_ablations(FULLSTACK)}
@@ -140,11 +154,12 @@ def load_scale(path: str | Path) -> Scale:
     for name, section in (("ablations", Ablations), ("fullstack", Fullstack)):
         parts[name] = section(**_spelled_out(filled[name], entries[name]))
     parts["evals"] = _evals(filled["evals"])
-    scale = Scale(**{"log_every": None} | filled | parts)
+    scale = Scale(**dict.fromkeys(("log_every", "health_every")) | filled | parts)
     faults = [fault for name in entries for fault in _entry_faults(scale, name, entries[name], path)]
     if scale.fullstack.own_run:
         faults += _faults(scale.fullstack_run, path)
-    raise_all(list(dict.fromkeys([*_faults(scale, path), *faults, *_trunk_faults(scale, path)])))
+    faults += [*_faults(scale, path), *_phase_faults(scale, path), *_trunk_faults(scale, path)]
+    raise_all(list(dict.fromkeys(faults)))
     return scale
 
 
@@ -159,6 +174,10 @@ def _evals(section: dict) -> Evals:
     mmlu_pro, pretrained = section.pop("mmlu_pro"), section.pop("pretrained")
     runs, pretrained = (Asked(**_tuples(group)) for group in (section, pretrained))
     return Evals(runs, pretrained, mmlu_pro)
+
+
+def _phases(training: dict) -> list[Phase]:
+    return [Phase(**phase) for phase in training["phases"]]
 
 
 def _tuples(fields: dict) -> dict:
@@ -191,6 +210,11 @@ def _faults(scale: Scale, path: Path) -> Iterator[str]:
             f"{t.microbatch * t.context} is not a multiple of {TOKEN_MULTIPLE}, as the blocks of "
             "the weight gradient need; change training.batch or training.context"
         )
+    if t.accumulate % scale.cluster.size:
+        yield (
+            f"{path}: training.accumulate is {t.accumulate}, which the {scale.cluster.size} ranks of cluster "
+            f"cannot share evenly: set it to a multiple of {scale.cluster.size}"
+        )
     if t.steps < 1:
         yield (
             f"{path}: training.tokens = {t.tokens} is less than one batch, which is "
@@ -206,6 +230,31 @@ def _faults(scale: Scale, path: Path) -> Iterator[str]:
             f"{path}: training.warmup_fraction and training.decay_fraction add up to "
             f"{t.warmup_fraction + t.decay_fraction:g}, more than the whole run"
         )
+
+
+def _phase_faults(scale: Scale, path: Path) -> Iterator[str]:
+    sources = scale.corpus.get("sources", {}) if isinstance(scale.corpus, dict) else {}
+    phases = scale.training.phases
+    if isinstance(scale.corpus, dict) and "bytes" in scale.corpus.get("huggingface", {}):
+        yield f"{path}: corpus.huggingface.bytes is for sources: set corpus_bytes.train in its place"
+    if bool(sources) != bool(phases):
+        yield f"{path}: corpus.sources and training.phases belong together: give both or neither"
+        return
+    ends = [phase.until for phase in phases]
+    if phases and (ends != sorted(set(ends)) or ends[-1] != 1):
+        yield f"{path}: training.phases end at {ends}, but their `until` must ascend and end with 1.0"
+    for number, phase in enumerate(phases):
+        where = f"{path}: training.phases.{number}.mixture"
+        for name in sorted(set(phase.mixture) - set(sources)):
+            yield f"{where}: corpus.sources has no {name!r}; it has {', '.join(sorted(sources))}"
+        total = sum(phase.mixture.values())
+        if abs(total - 1) > 1e-6:
+            yield f"{where}: the weights add up to {total:g}, but must add up to 1"
+        for name, weight in phase.mixture.items():
+            if abs(1000 * weight - round(1000 * weight)) > 1e-6:
+                yield f"{where}: {name} is {weight}, but weights are whole thousandths"
+    for name in sorted(set(sources) - {name for phase in phases for name in phase.mixture}):
+        yield f"{path}: corpus.sources: {name} is in no mixture of training.phases: use it or take it out"
 
 
 def _entry_faults(scale: Scale, section: str, entries: dict[str, Ablation], path: Path) -> Iterator[str]:

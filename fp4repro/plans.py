@@ -101,7 +101,24 @@ class Evals:
         return self.runs.models + self.pretrained.models
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """What one training runs on."""
+
+    nodes: int
+    ranks: int  # of a node: one a GPU, or processes on a CPU
+    memory_gb: int  # main memory of a node
+    hours: float  # that a job may take; it goes on from its checkpoint when it is started again
+    gpu: str  # of configs/devices.yaml, for plans
+
+    @property
+    def size(self) -> int:
+        """All ranks."""
+        return self.nodes * self.ranks
+
+
 SECTIONS = {
+    "cluster": Cluster,
     "pretrain": Pretrain,
     "fidelity": Fidelity,
     "fullstack_optim": FullstackOptim,

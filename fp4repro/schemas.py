@@ -123,4 +123,5 @@ def with_defaults(value: Any, schema: dict, root: dict) -> Any:
         return value
     properties = schema.get("properties") or schema.get("else", {}).get("properties", {})
     missing = {k: s["default"] for k, s in properties.items() if k not in value and "default" in s}
-    return {k: with_defaults(v, properties.get(k, {}), root) for k, v in (value | missing).items()}
+    others = schema.get("additionalProperties") or {}  # the schema of keys that the file names
+    return {k: with_defaults(v, properties.get(k, others), root) for k, v in (value | missing).items()}

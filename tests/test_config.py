@@ -47,7 +47,8 @@ def test_scales_that_ship_are_sound(path):
 
 
 def test_all_planned_scales_are_there():
-    assert {path.stem for path in SCALES} == {"smoke", "laptop", "evening", "overnight", "gpu", "paper"}
+    names = {"smoke", "laptop", "evening", "overnight", "gpu", "node", "cluster", "paper"}
+    assert {path.stem for path in SCALES} == names
 
 
 def test_the_paper_scale_is_the_paper():
@@ -58,6 +59,7 @@ def test_the_paper_scale_is_the_paper():
     assert math.isclose(training.learning_rate * training.final_learning_rate_ratio, 4.5e-6)
     assert (training.betas, training.weight_decay) == ((0.9, 0.95), 0.1)
     assert training.decay_fraction == 0.2
+    assert [phase.until for phase in training.phases] == [0.7, 0.9, 1.0]
 
 
 def test_defaults_come_from_the_schema(tmp_path):
@@ -83,6 +85,8 @@ def test_every_key_of_the_schema_is_described():
             if "description" not in part:
                 yield f"{where}.{key}"
             yield from undescribed(part, f"{where}.{key}")
+        for name, part in schema.get("$defs", {}).items():
+            yield from undescribed(part, f"{where}.$defs.{name}")
         if schema.get("type") == "object" and "properties" in schema:
             assert schema["additionalProperties"] is False, where
         yield from undescribed(schema["else"], where) if "else" in schema else ()
@@ -105,7 +109,7 @@ def test_a_scale_cannot_be_changed():
         ({"zzz": 1}, "unknown key 'zzz' in the file; known keys: scale, description"),
         (
             {"corpus": {"files": ["a"], "validation": ["b"], "split": 1}},
-            "unknown key 'split' in corpus; known keys: files, validation, huggingface",
+            "unknown key 'split' in corpus; known keys: files, validation, huggingface, sources",
         ),
         ({"training__batch": "8"}, "training.batch is '8', which is not of type integer"),
         ({"training__batch": True}, "training.batch is True, which is not of type integer"),
@@ -127,6 +131,10 @@ def test_a_scale_cannot_be_changed():
             "8 sequences of 100 tokens, and 800 is not a multiple of 128",
         ),
         ({"training__accumulate": 8, "training__context": 64}, "and 64 is not a multiple of 128"),
+        (
+            {"cluster": {"nodes": 2, "ranks": 4}, "training__accumulate": 4},
+            "training.accumulate is 4, which the 8 ranks of cluster cannot share evenly: set it",
+        ),
         ({"training__tokens": 1000}, "training.tokens = 1000 is less than one batch"),
         ({"training__validation_tokens": 1000}, "validation_tokens = 1000 must be a multiple of"),
         ({"training__warmup_fraction": 0.9}, "add up to 1.1, more than the whole run"),
@@ -138,6 +146,70 @@ def test_a_mistake_is_one_sentence(tmp_path, changes, expected):
     assert expected in message
     assert message.startswith(str(path))
     assert "\n" not in message
+
+
+def of_sources(tmp_path, phases, **changes):
+    corpus = {"sources": {"web": {"name": "w"}, "code": {"name": "c", "split": "s"}}}
+    return changed(tmp_path, corpus=corpus, training__phases=phases, **changes)
+
+
+def test_sources_and_phases(tmp_path):
+    mixtures = [{"web": 0.6, "code": 0.4}, {"web": 0.333, "code": 0.667}]
+    path = of_sources(
+        tmp_path, [{"until": u, "mixture": m} for u, m in zip((0.7, 1.0), mixtures, strict=True)]
+    )
+    scale = load_scale(path)
+    assert [(p.until, p.mixture) for p in scale.training.phases] == [(0.7, mixtures[0]), (1.0, mixtures[1])]
+    sources = scale.corpus["sources"]
+    assert sources["web"] == {"name": "w", "split": "train", "text_column": "text"}  # of the schema
+    assert sources["code"]["split"] == "s"
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected"),
+    [
+        (
+            [{"until": 1.0, "mixture": {"web": 0.6, "code": 0.3}}],
+            "the weights add up to 0.9, but must add up",
+        ),
+        (
+            [{"until": 1.0, "mixture": {"web": 0.6, "cod": 0.2, "code": 0.2}}],
+            "corpus.sources has no 'cod'; it has code, web",
+        ),
+        (
+            [
+                {"until": 0.8, "mixture": {"web": 1.0}},
+                {"until": 0.8, "mixture": {"code": 1.0}},
+                {"until": 1.0, "mixture": {"code": 1.0}},
+            ],
+            "training.phases end at [0.8, 0.8, 1.0], but their `until` must ascend and end with 1.0",
+        ),
+        (
+            [{"until": 0.9, "mixture": {"web": 0.5, "code": 0.5}}],
+            "end at [0.9], but their `until` must ascend",
+        ),
+        (
+            [{"until": 1.0, "mixture": {"web": 0.5005, "code": 0.4995}}],
+            "code is 0.4995, but weights are whole",
+        ),
+        ([{"until": 1.0, "mixture": {"web": 1.0}}], "corpus.sources: code is in no mixture"),
+        (
+            [{"until": 1.0, "mixture": {"web": 1.5, "code": -0.5}}],
+            "mixture.code: -0.5 is less than or equal to the minimum",
+        ),
+        ([{"until": 1.0}], "training.phases.0 lacks the key 'mixture'"),
+        ([], "corpus.sources and training.phases belong together"),
+    ],
+)
+def test_a_mistake_in_phases_is_told(tmp_path, phases, expected):
+    assert expected in sentence(of_sources(tmp_path, phases)).splitlines()[0]
+
+
+def test_phases_without_sources_and_bytes_without_them(tmp_path):
+    phases = [{"until": 1.0, "mixture": {"web": 1.0}}]
+    assert "belong together: give both or neither" in sentence(changed(tmp_path, training__phases=phases))
+    corpus = {"huggingface": {"name": "x", "bytes": 5}}
+    assert "set corpus_bytes.train in its place" in sentence(changed(tmp_path, corpus=corpus))
 
 
 def test_two_mistakes_are_both_told(tmp_path):

@@ -15,12 +15,12 @@ import fp4repro
 import fp4repro.fidelity.__main__ as fidelity
 import fp4repro.report.__main__ as report
 from fp4repro import NVFP4, quantize
+from fp4repro.core.lost import lost
 from fp4repro.core.quantize import prepare
 from fp4repro.errors import Fp4ReproError
 from fp4repro.fidelity import subject as subjects
 from fp4repro.fidelity.gradients import GradientStudy, chosen_blocks, slope, whole_rows
 from fp4repro.fidelity.local import Linear
-from fp4repro.fidelity.lost import lost
 from fp4repro.fidelity.moments import Errors, powers_of_two, square
 from fp4repro.fidelity.subject import of_pretrained
 from fp4repro.fidelity.variants import variants

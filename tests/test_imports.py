@@ -27,8 +27,9 @@ ALLOWED = {
     "data": {"errors", "files", "config"},
     "report": {"errors", "files", "schemas", "recipes", "ablations", "config"},
     "train": {
-        *("public", "errors", "files", "core.compiled", "layers", "optim", "models", "ablations"),
-        *("config", "data", "report.schema"),
+        "plans",
+        *("public", "errors", "files", "core.compiled", "core.lost", "core.quantize", "layers", "optim"),
+        *("models", "ablations", "config", "data", "report.schema"),
     },
     "pretrained": {"errors", "files"},
     "evals": {
@@ -44,6 +45,9 @@ ALLOWED = {
     "memory": {
         *("public", "errors", "core", "recipes", "optim", "models", "config", "report"),
         *("train.provenance", "train.held", "roofline"),
+    },
+    "budget": {
+        *("errors", "ablations", "recipes", "config", "report", "train", "roofline", "memory"),
     },
     "bench": {
         *("public", "errors", "core", "layers", "backends", "optim", "models", "config", "report"),

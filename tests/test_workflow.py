@@ -237,11 +237,69 @@ def test_a_run_named_by_its_file_is_trained_alone(workflow):
 
 def test_paper_scale_is_a_plan_and_refused_without_its_gpu(workflow):
     assert workflow.plan("--config", "scale=paper")["train"] > 0
+    said = (workflow.folder / "output.txt").read_text()
+    assert "Plan of scale paper on 23 x 8 GB300, modelled for native products, not measured" in said
+    for run in ("pretrain/fp8", "pretrain/nvfp4", "branches/trunk", "branches/no_sr"):
+        (row,) = (line for line in said.splitlines() if line.startswith(f"| {run} "))
+        hours, gpu_hours, gib = (float(cell.replace(",", "")) for cell in row.split("|")[5:8])
+        assert gpu_hours == pytest.approx(184 * hours, rel=0.02) and 20 < gib < 288
     code, output = workflow.run("--config", "scale=paper", CUDA_VISIBLE_DEVICES="")
     assert code != 0
     assert "device cuda and torch finds none" in output
     assert_a_sentence(output)
     assert not (workflow.folder / "results" / "paper" / "data").exists()
+
+
+SHELL = r"^        (\S.*-m fp4repro\.train --scale .*)$"
+
+
+def test_ranks_of_a_scale_are_started_and_asked_for(workflow):
+    """The shell and the resources of one training: alone, on a node, on several."""
+    target = "results/two/pretrain/nvfp4/seed-0/metrics.csv"
+
+    def planned_training(**cluster):
+        workflow.edit("two", "cluster", value=cluster)
+        workflow.edit("two", "training", "accumulate", value=8)
+        code, output = workflow.run("-n", "-p", target, "--cores", "16")
+        assert code == 0, output
+        job = output[output.index("Train nvfp4") :]
+        return re.search(SHELL, job, re.MULTILINE).group(1), re.search(r"resources: (.*)", job).group(1)
+
+    shell, resources = planned_training(hours=3, memory_gb=7)
+    assert shell.startswith("python -m fp4repro.train --scale")
+    assert "runtime=180" in resources and "mem_mb=7000" in resources
+    assert "mpi" not in resources and "nodes" not in resources and "tasks" not in resources
+    shell, resources = planned_training(ranks=4)
+    assert shell.startswith(
+        "python -m torch.distributed.run --standalone --nproc-per-node=4 -m fp4repro.train"
+    )
+    assert "mpi" not in resources
+    shell, resources = planned_training(nodes=2, ranks=4)
+    assert shell.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=4 python -m torch")
+    assert "--nnodes=2 --nproc-per-node=4" in shell and "$(hostname):$((29500" in shell
+    assert "nodes=2" in resources and "tasks=2" in resources and "mpi=srun" in resources
+
+
+def test_other_ranks_are_no_other_run(finished):
+    for cluster in ({"ranks": 2, "hours": 5}, {}):
+        finished.edit("one", "cluster", value=cluster)
+        finished.edit("one", "health_every", value=7)
+        finished.edit("one", "training", "accumulate", value=1 if not cluster else 2)
+        plan = finished.plan(*TARGETS, "--config", "scale=one")
+        assert (plan == {}) == (not cluster)  # accumulate is a setting of the run
+
+
+def test_kubernetes_can_be_planned(workflow):
+    pytest.importorskip("snakemake_executor_plugin_kubernetes")
+    pytest.importorskip("snakemake_storage_plugin_s3")
+    profile = (
+        "--workflow-profile",
+        "profiles/kubernetes",
+        "--default-storage-prefix",
+        "s3://bucket/fp4repro",
+    )
+    target = "results/gpu/pretrain/nvfp4/seed-0/metrics.csv"
+    assert workflow.plan(target, *profile, "--cores", "4")["train"] == 1
 
 
 @pytest.mark.parametrize(

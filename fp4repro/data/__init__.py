@@ -1,1 +1,1 @@
-"""Real text as token files: corpus, byte-level BPE, `.bin` files, batches by seed and step."""
+"""Real text as token files: corpus, byte-level BPE, `.bin` files or shards, batches by seed and step."""

@@ -12,8 +12,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="fp4repro.data", description="Make token files of a corpus.")
     parser.add_argument("--scale", type=Path, required=True, help="scale file, configs/scales/*.yaml")
     parser.add_argument("--out", type=Path, required=True, help="folder for the token files")
+    parser.add_argument("--verify", action="store_true", help="compare shards that are there by their bytes")
     arguments = parser.parse_args()
-    summary = prepare(load_scale(arguments.scale), arguments.out)
+    summary = prepare(load_scale(arguments.scale), arguments.out, arguments.verify)
     print(summary["description"])
     for part in PARTS:
         print(

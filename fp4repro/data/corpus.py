@@ -1,4 +1,4 @@
-"""From a scale's `corpus` entry to documents: books, the standard library, files, or a dataset."""
+"""From a scale's `corpus` entry to documents: books, the standard library, files, or datasets."""
 
 import os
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from fp4repro.config import CorpusBytes
 from fp4repro.data.documents import Corpus, cut
 from fp4repro.data.files import VARIABLE, load_books, load_files
-from fp4repro.data.hub import load_hub
+from fp4repro.data.hub import load_hub, load_sources
 from fp4repro.data.stdlib import load_stdlib
 from fp4repro.errors import Fp4ReproError
 
@@ -36,4 +36,6 @@ def _load(entry: str | dict, limit: CorpusBytes) -> Corpus:
         return load_books(folder)
     if "files" in entry:
         return load_files(entry["files"], entry["validation"])
+    if "sources" in entry:
+        return load_sources(entry, limit)
     return load_hub(entry["huggingface"], limit)

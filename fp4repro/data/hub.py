@@ -17,10 +17,10 @@ def load_hub(entry: dict, limit: CorpusBytes) -> Corpus:
     train = _Part(limit.train)
     validation = _Part(limit.validation)
     if held_split:
-        train.take(_rows(entry, split))
-        validation.take(_rows(entry, held_split))
+        train.take(rows(entry, split))
+        validation.take(rows(entry, held_split))
     else:
-        for document in _rows(entry, split):
+        for document in rows(entry, split):
             (validation if held_out(document.name) else train).add(document)
             if train.full and validation.full:
                 break
@@ -30,6 +30,19 @@ def load_hub(entry: dict, limit: CorpusBytes) -> Corpus:
         f"dataset {entry['name']}{revision}, split {split}; held out: {held}",
         tuple(train.documents),
         tuple(validation.documents),
+    )
+
+
+def load_sources(entry: dict, limit: CorpusBytes) -> Corpus:
+    """The first rows of each of several datasets, which share the limits evenly."""
+    sources = entry["sources"]
+    share = CorpusBytes(*(nbytes and nbytes // len(sources) for nbytes in (limit.train, limit.validation)))
+    parts = [load_hub(source, share) for source in sources.values()]
+    names = (f"{name} ({part.description})" for name, part in zip(sources, parts, strict=True))
+    return Corpus(
+        "; ".join(names),
+        tuple(document for part in parts for document in part.train),
+        tuple(document for part in parts for document in part.validation),
     )
 
 
@@ -59,7 +72,8 @@ class _Part:
                 return
 
 
-def _rows(entry: dict, split: str) -> Iterator[Document]:
+def rows(entry: dict, split: str, start: int = 0) -> Iterator[Document]:
+    """The rows of a split as a stream, from row `start` on, each named by its number."""
     name, column = entry["name"], entry["text_column"]
     try:
         from datasets import load_dataset
@@ -69,8 +83,9 @@ def _rows(entry: dict, split: str) -> Iterator[Document]:
         ) from None
     options = {k: entry[k] for k in ("data_files", "revision") if k in entry}
     try:
-        rows = load_dataset(name, entry.get("config"), split=split, streaming=True, **options)
-        first = next(iter(rows), None)
+        stream = load_dataset(name, entry.get("config"), split=split, streaming=True, **options)
+        stream = stream.skip(start) if start else stream
+        first = next(iter(stream), None)
     # The hub's client raises errors of many libraries for a missing name, split or network.
     except Exception as error:
         reason = " ".join(str(error).split())
@@ -82,5 +97,5 @@ def _rows(entry: dict, split: str) -> Iterator[Document]:
             f"the dataset {name} has no text in a column {column!r}; its columns are "
             f"{', '.join(first)}: set text_column"
         )
-    for number, row in enumerate(rows):
+    for number, row in enumerate(stream, start):
         yield Document(f"{split}/{number}", row[column] or "")

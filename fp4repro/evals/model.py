@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fp4repro.config import Scale
-from fp4repro.data.tokenizer import END_OF_TEXT, load_tokenizer
+from fp4repro.data.tokenizer import end_of_text, load_tokenizer
 from fp4repro.errors import Fp4ReproError
 from fp4repro.fidelity.tensors import open_run
 from fp4repro.pretrained import load_pretrained
@@ -136,7 +136,7 @@ def load_run(folder: Path, data: Path, scale: Scale, device: torch.device) -> Ev
     """
     module, _, name = open_run(folder, data, scale)
     tokenizer = load_tokenizer(data / "tokenizer.json")
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = end_of_text(tokenizer)
     context = scale.training.context
     return EvalModel(name, module, tokenizer, begin=end, end=end, context=context, device=device)
 

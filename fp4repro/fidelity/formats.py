@@ -17,10 +17,10 @@ from torch import Tensor
 from fp4repro.core.blocks import Blocks
 from fp4repro.core.formats import E4M3, FP8, FP8_FP32_SCALES, FP8_TENSOR, MXFP4, MXFP8, NVFP4, BlockFormat
 from fp4repro.core.layout import swizzle_scales
+from fp4repro.core.lost import SLACK, lost
 from fp4repro.core.quantize import Rounding, prepare
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
-from fp4repro.fidelity.lost import SLACK, lost
 from fp4repro.report import formats as names
 from fp4repro.report.schema import NOT_RUN, Row
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fp4repro.core.accumulate import on_fp4_units
+from fp4repro.core.lost import lost
 from fp4repro.core.products import product
 from fp4repro.core.quantize import prepare
 from fp4repro.core.random import RandomKey
 from fp4repro.errors import Fp4ReproError
-from fp4repro.fidelity.lost import lost
 from fp4repro.fidelity.moments import Errors, powers_of_two, square
 from fp4repro.layers.operands import Slot
 from fp4repro.recipes import SLOTS, Recipe

@@ -21,7 +21,7 @@ from fp4repro.core.compiled import outside_graphs
 from fp4repro.core.products import product
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
-from fp4repro.layers.operands import Slot, amax_bits
+from fp4repro.layers.operands import Slot, Watch, amax_bits
 from fp4repro.recipes import SLOTS, Recipe
 
 # Tokens are padded with zero rows to a whole number of these in wgrad: zeros add nothing to the sum.
@@ -46,6 +46,7 @@ class Plan:
     layer: int
     slots: dict[str, Slot] = field(init=False)
     calls: Counter = field(default_factory=Counter)  # quantised operands by slot
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         self.slots = {name: Slot.of(self.recipe, name) for name in SLOTS}
@@ -63,11 +64,11 @@ class Plan:
 
     def operand(self, slot: str, x: Tensor, key: RandomKey) -> tuple[Tensor, Tensor | float]:
         self._count(slot)
-        return self.slots[slot].operand(x, key)
+        return self.slots[slot].operand(x, key, self.watch)
 
     def store(self, slot: str, x: Tensor, key: RandomKey) -> Tensor | QuantizedTensor:
         self._count(slot)
-        return self.slots[slot].store(x, key)
+        return self.slots[slot].store(x, key, self.watch)
 
     def weight_slot(self, slot: str) -> str:
         """w_fprop for w_dgrad too where both are the same values, as with 16x16 tiles."""

@@ -5,6 +5,7 @@ at hand (tokens in wgrad, output features of W in dgrad), the same block stands 
 is ever transposed in memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from fp4repro.core.formats import BlockFormat
 from fp4repro.core.hadamard import hadamard
-from fp4repro.core.quantize import prepare
+from fp4repro.core.quantize import Prepared, prepare
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
 from fp4repro.recipes import SLOTS, Recipe
+
+# Is shown every operand: the slot's name, how it was quantised, what (transformed), and what it became.
+Watch = Callable[[str, Prepared, Tensor, Tensor], None]
 
 _UPRIGHT = ("w_dgrad", "dy_wgrad", "x_wgrad")  # contraction over the rows
 
@@ -69,7 +73,7 @@ class Slot:
     def axis_role(self) -> int:
         return SLOTS.index(self.name) // 2
 
-    def operand(self, x: Tensor, key: RandomKey) -> tuple[Tensor, Tensor | float]:
+    def operand(self, x: Tensor, key: RandomKey, watch: Watch | None = None) -> tuple[Tensor, Tensor | float]:
         """x (rows, columns) -> BF16 (or FP32) values to multiply and the factor of the product."""
         x = self.transform(x, key)
         if self.format is None:
@@ -79,15 +83,21 @@ class Slot:
         if kind == "fake":  # scales that BF16 cannot hold: FP32 values, tensor scale included
             prepared = replace(prepared, matrix=prepared.matrix.float())
         values = prepared.apply(kind, self._rounding, self._keyed(prepared.amax, key), self.random_bits)
-        return prepared.blocks.restore(values), prepared.decode if kind == "operand" else 1.0
+        values = prepared.blocks.restore(values)
+        if watch is not None:
+            watch(self.name, prepared, x, values)
+        return values, prepared.decode if kind == "operand" else 1.0
 
-    def store(self, x: Tensor, key: RandomKey) -> Tensor | QuantizedTensor:
+    def store(self, x: Tensor, key: RandomKey, watch: Watch | None = None) -> Tensor | QuantizedTensor:
         """x as it is kept for a later product: packed where the slot quantises."""
         x = self.transform(x, key)
         if self.format is None:
             return x
         prepared = prepare(x, self.format, nonfinite="poison")
-        return prepared.store(self._rounding, self._keyed(prepared.amax, key), self.random_bits)
+        kept = prepared.store(self._rounding, self._keyed(prepared.amax, key), self.random_bits)
+        if watch is not None:
+            watch(self.name, prepared, x, self.load(kept)[0])
+        return kept
 
     @staticmethod
     def load(kept: Tensor | QuantizedTensor) -> tuple[Tensor, Tensor | float]:

@@ -25,6 +25,7 @@ from fp4repro.train.checkpoints import checkpoints_of
 from fp4repro.train.evaluate import held_out
 from fp4repro.train.job import Job, Trunk, model_of
 from fp4repro.train.memory import keep_freed_memory
+from fp4repro.train.monitor import Monitor
 from fp4repro.train.outputs import write_outputs
 from fp4repro.train.progress import Progress
 from fp4repro.train.protocols import BRANCHES, PRETRAIN, PROTOCOLS, TRUNK, scale_of
@@ -94,8 +95,11 @@ def train(job: Job, out: Path) -> None:
         if resumed:
             progress.say(f"goes on from step {run.step}")
 
+    monitor = Monitor(run, job.scale, out) if world.leads else None
+
     def after_step() -> None:
         if world.leads:
+            monitor.after_step()
             progress.update(run.step, run.last("train_loss"))
         session["wall_seconds"] = time.perf_counter() - began
         if run.step % run.settings.checkpoint_every == 0 and not run.finished:
@@ -110,6 +114,7 @@ def train(job: Job, out: Path) -> None:
             progress.say(run.diverged)
         if job.protocol == TRUNK and not run.diverged:
             save_checkpoint(out / "trunk.pt", settings, run.state())
+        monitor.finish()
     write_outputs(out, job, run, run.phases.conversion, held, sessions)
     checkpoints.clear()
     progress.close()

@@ -9,7 +9,7 @@ import torch
 
 import fp4repro
 from fp4repro.config import Scale
-from fp4repro.data.batches import Batches
+from fp4repro.data.mixture import Batches, Mixture, batches
 from fp4repro.data.tokens import TokenData
 from fp4repro.errors import Fp4ReproError
 from fp4repro.files import sha256
@@ -75,9 +75,8 @@ class Job:
         return run_setting(self.recipe.name, self.seed)
 
     @property
-    def batches(self) -> Batches:
-        training = self.scale.training
-        return Batches(self.data.train, training.batch, training.context, self.seed)
+    def batches(self) -> Batches | Mixture:
+        return batches(self.data.train, self.scale.training, self.seed)
 
     def begin(self, world: World = ALONE) -> Run:
         """The run before its first step."""

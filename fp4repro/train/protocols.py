@@ -14,7 +14,7 @@ fall, so a BF16 branch is the scale's BF16 run at that step.
 from dataclasses import replace
 
 from fp4repro.ablations import Ablation
-from fp4repro.config import Scale
+from fp4repro.config import Phase, Scale
 from fp4repro.models import ModelConfig, parameter_count
 
 PROTOCOLS = ("pretrain", "ablations", "fullstack", "trunk", "branches")
@@ -45,8 +45,15 @@ def scale_of(scale: Scale, protocol: str, ablation: Ablation | None = None) -> S
         steps = trunk_steps(scale) + (scale.ablations.branch_steps if protocol == BRANCHES else 0)
         warmup = round(training.warmup_fraction * training.steps)
         stable = {"warmup_fraction": warmup / steps, "decay_fraction": 0.0}
+        stable |= {"phases": _cut(training.phases, training.steps / steps)}
         return replace(scale, training=replace(training, tokens=steps * training.tokens_per_step, **stable))
     return scale
+
+
+def _cut(phases: tuple[Phase, ...], longer: float) -> tuple[Phase, ...]:
+    """The phases of a run so many times longer, of which only the start is made."""
+    cut = [replace(phase, until=min(longer * phase.until, 1.0)) for phase in phases]
+    return tuple(p for n, p in enumerate(cut) if n == 0 or cut[n - 1].until < 1)
 
 
 def _parameters_of_blocks(scale: Scale) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fp4repro.errors import Fp4ReproError
+from fp4repro.plans import Cluster
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -20,6 +21,23 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)
+
+
+def check_gpus(scale: str | None = None, cluster: Cluster | None = None) -> None:
+    """Whether this machine has the GPUs that a scale's trainings run on; one sentence where it has not."""
+    choose_device("cuda")
+    if cluster is None:
+        return
+    if cluster.nodes > 1:
+        raise Fp4ReproError(
+            f"scale {scale} trains on {cluster.nodes} nodes, and this start is on one machine: start it "
+            "through Slurm (--workflow-profile profiles/slurm), or set cluster.nodes to 1"
+        )
+    if cluster.ranks > torch.cuda.device_count():
+        raise Fp4ReproError(
+            f"scale {scale} trains on {cluster.ranks} GPUs, and torch finds {torch.cuda.device_count()}: set "
+            "cluster.ranks, or start it where there are as many"
+        )
 
 
 def device_name(device: torch.device) -> str:

@@ -16,6 +16,7 @@ from fp4repro.config import SCHEMAS, check, load_scale, read_yaml
 from fp4repro.data.files import VARIABLE
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.report.plan import plans
+from fp4repro.train.launch import launcher
 from fp4repro.train.protocols import scale_of
 
 SCALE_FILES = Path("configs/scales")
@@ -40,12 +41,60 @@ def read_config():
 
 def refuse_without_gpus():
     """A scale that names CUDA can be planned anywhere (snakemake -n) but not begun."""
-    if workflow.local_exec and any(
-        job.resources.get("gpu") for job in workflow.dag.needrun_jobs()
-    ):
-        from fp4repro.train.provenance import choose_device  # seconds, for torch
+    jobs = [job for job in workflow.dag.needrun_jobs() if job.resources.get("gpu")]
+    if workflow.local_exec and jobs:
+        from fp4repro.train.provenance import check_gpus  # seconds, for torch
 
-        choose_device("cuda")
+        trained = {job.wildcards.scale for job in jobs if job.resources.get("launcher")}
+        for scale in sorted(trained) or [None]:
+            check_gpus(scale, SCALES[scale].cluster if scale else None)
+
+
+def print_budget():
+    """GPU hours and memory of a scale's trainings, above the plan of its jobs (snakemake -n)."""
+    scale = SCALES[config["scale"]]
+    if workflow.output_settings.dryrun and scale.device == "cuda":
+        from fp4repro.budget import plan  # seconds, for torch
+
+        print(plan(scale), end="\n\n", flush=True)
+
+
+def threads_of_node(wildcards):
+    """CPU threads of a training's ranks on one node."""
+    scale = SCALES[wildcards.scale]
+    return scale.threads * scale.cluster.ranks
+
+
+def memory_of_node(wildcards):
+    return 1000 * SCALES[wildcards.scale].cluster.memory_gb
+
+
+def minutes_of_job(wildcards):
+    return round(60 * SCALES[wildcards.scale].cluster.hours)
+
+
+def gpus_of_training(wildcards):
+    """GPUs of a training, on all of its nodes together."""
+    scale = SCALES[wildcards.scale]
+    return scale.cluster.size if scale.device == "cuda" else 0
+
+
+def launcher_of(wildcards):
+    """How a training's ranks are started. No param: on other nodes a run is the same run."""
+    scale = SCALES[wildcards.scale]
+    return launcher(scale.cluster, scale.threads)
+
+
+def on_several_nodes(what):
+    """A resource function of what Slurm is told where a training has several nodes, else nothing: to put one
+    task on each node, not one on each GPU, and to let the job's shell start them (`mpi`).
+    """
+
+    def resource(wildcards):
+        nodes = SCALES[wildcards.scale].cluster.nodes
+        return {"nodes": nodes, "no": 0, "mpi": "srun"}[what] if nodes > 1 else None
+
+    return resource
 
 
 def data_settings(wildcards):
@@ -158,6 +207,7 @@ def studied_run(name):
 
 
 run_stage("snakemake", read_config)
+run_stage("snakemake", print_budget)
 
 # The rules call `python`: that of this Snakemake, also where its environment is not activated.
 os.environ.update(

@@ -1,7 +1,8 @@
+# The tokens to train on, train.bin or shards/, are no output here: Snakemake would take the finished shards of a
+# job that was killed away. data.json, the last file written, has their checksums.
 rule data:
     output:
         tokenizer="results/{scale}/data/tokenizer.json",
-        train="results/{scale}/data/train.bin",
         validation="results/{scale}/data/validation.bin",
         about="results/{scale}/data/data.json",
     log:
@@ -11,6 +12,9 @@ rule data:
     conda:
         "../../environment.yml"
     threads: lambda wildcards: SCALES[wildcards.scale].threads
+    resources:
+        mem_mb=memory_of_node,
+        runtime=minutes_of_job,
     params:
         out=subpath(output.about, parent=True),
         settings=data_settings,

@@ -13,9 +13,16 @@ rule train:
         "results/{scale}/benchmarks/pretrain/{recipe}/seed-{seed}.tsv"
     conda:
         "../../environment.yml"
-    threads: lambda wildcards: SCALES[wildcards.scale].threads
+    threads: threads_of_node
     resources:
-        gpu=lambda wildcards: int(SCALES[wildcards.scale].device == "cuda"),
+        gpu=gpus_of_training,
+        mem_mb=memory_of_node,
+        runtime=minutes_of_job,
+        nodes=on_several_nodes("nodes"),
+        tasks=on_several_nodes("nodes"),
+        tasks_per_gpu=on_several_nodes("no"),
+        mpi=on_several_nodes("mpi"),
+        launcher=launcher_of,
     params:
         data=subpath(input[0], parent=True),
         out=subpath(output.metrics, parent=True),
@@ -25,7 +32,7 @@ rule train:
     message:
         "Train {wildcards.recipe}, seed {wildcards.seed}, at scale {wildcards.scale}"
     shell:
-        "python -m fp4repro.train --scale configs/scales/{wildcards.scale}.yaml"
+        "{resources.launcher} -m fp4repro.train --scale configs/scales/{wildcards.scale}.yaml"
         " --protocol {params.protocol} --recipe {params.recipe} --seed {wildcards.seed} --data {params.data}"
         " --out {params.out} 2>&1 | tee {log}"
 
