@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fp4repro.core.compiled import compiled
 from fp4repro.core.random import RandomKey
-from fp4repro.optim.codecs import decode, encode, fields_of
+from fp4repro.optim.codecs import decode, encode, exact_sqrt, fields_of
+from fp4repro.optim.fused import fusable, fused_step
 from fp4repro.recipes.optimizer import BLOCK, StateCodec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -35,7 +36,7 @@ def make_step(first: StateCodec | None, second: StateCodec | None) -> Callable[.
         v = decode(stored[count:], second, owner)
         m = m + (g - m) * take1
         v = v * beta2 + g * g * take2
-        p.copy_(p * keep - rate * m / (v.sqrt() * unbias + eps))
+        p.copy_(p * keep - rate * m / (exact_sqrt(v) * unbias + eps))
         new = *encode(m, first, owner, lengths, noise[0]), *encode(v, second, owner, lengths, noise[1])
         for old, value in zip(stored, new, strict=True):
             old.copy_(value)
@@ -81,6 +82,8 @@ class Bucket:
         self.lengths = torch.tensor([n // BLOCK for n in self._sizes], device=device)
         numbers = torch.arange(len(shards), device=device)
         self.owner = torch.repeat_interleave(numbers, self.lengths)
+        whole = all(shard.is_contiguous() for shard in shards)
+        self._fused = whole and fusable(codecs, device)
         self.stored: list[Tensor] = []
         for moment, codec in zip(MOMENTS, codecs, strict=True):
             zeros = torch.zeros(sum(self._sizes) // BLOCK, BLOCK, device=device)
@@ -105,6 +108,11 @@ class Bucket:
     def step(self, hyper: Sequence[float], key: RandomKey) -> None:
         """Step every parameter by its gradient."""
         shards = [local(p) for p in self.params]
+        if self._fused:
+            grads = [local(q.grad).float().contiguous() for q in self.params]
+            blocks = [n // BLOCK for n in self._sizes]
+            fused_step(shards, grads, blocks, self.codecs[1].floor, hyper, self.stored)
+            return
         device = shards[0].device
         p = shards[0].view(-1, BLOCK) if self._in_place else _flat(shards)
         g = _flat([local(q.grad) for q in self.params])

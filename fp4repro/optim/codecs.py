@@ -15,17 +15,21 @@ import torch
 from torch import Tensor
 
 from fp4repro.core import kernels
-from fp4repro.core.hadamard import SIZES, hadamard_matrix
 from fp4repro.core.tensor import kernel_format, load_scales, store_scales
 from fp4repro.recipes.optimizer import BLOCK, Linear4, StateCodec
 
-_HADAMARD = {size: hadamard_matrix(size, "none") for size in SIZES}
 TINY = 1e-38  # below it, what is divided or taken the logarithm of is as good as zero
 EPS = 1e-8  # of the inverse square root
 
+
+def exact_sqrt(x: Tensor) -> Tensor:
+    """The float32 root, rounded once: torch's own on a CPU is off by one bit in a sixth of all numbers."""
+    return x.double().sqrt().float()
+
+
 _MAPS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "linear": (lambda x: x, lambda y: y),
-    "sqrt": (torch.sqrt, torch.square),
+    "sqrt": (exact_sqrt, torch.square),
     "fourth-root": (lambda x: x.sqrt().sqrt(), lambda y: y.square().square()),
     "log2": (lambda x: x.clamp_min(TINY).log2(), torch.exp2),
     "inverse-sqrt": (
@@ -45,10 +49,17 @@ def fields_of(codec: StateCodec | None) -> tuple[str, ...]:
 
 
 def rotate(x: Tensor, size: int) -> Tensor:
-    """Runs of `size` values, whatever x's shape, times the symmetric Hadamard matrix: its own inverse."""
+    """Runs of `size` values, whatever x's shape, times the symmetric Hadamard matrix: its own inverse.
+
+    By sums and differences in stages: their order, unlike a matrix product's, is the same everywhere."""
     if not size:
         return x
-    return (x.reshape(-1, size) @ _HADAMARD[size].to(x.device)).view(x.shape)
+    half, t = 1, x
+    while half < size:
+        pairs = t.reshape(-1, size // (2 * half), 2, half)
+        t = pairs.flip(2) + pairs * pairs.new_tensor([1.0, -1.0])[:, None]
+        half *= 2
+    return (t * size**-0.5).view(x.shape)
 
 
 def transform(x: Tensor, codec: StateCodec) -> tuple[Tensor, Tensor | None]:
@@ -60,7 +71,7 @@ def transform(x: Tensor, codec: StateCodec) -> tuple[Tensor, Tensor | None]:
     if codec.centre:
         tiles = y.reshape(-1, codec.tile)
         if codec.centre == "mean":
-            centre = tiles.mean(1, keepdim=True).bfloat16()
+            centre = (kernels.pairwise_sum(tiles, 1) * (1 / codec.tile)).bfloat16()
         else:
             centre = _down_to_bf16(tiles.amax(1, keepdim=True))
         z = tiles - centre.float()
