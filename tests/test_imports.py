@@ -46,8 +46,8 @@ ALLOWED = {
         *("train.provenance", "roofline"),
     },
     "bench": {
-        *("public", "errors", "core", "layers", "backends", "optim", "models", "config", "report"),
-        *("train", "roofline"),
+        *("public", "errors", "core", "recipes", "layers", "backends", "optim", "models", "config"),
+        *("report", "train", "roofline"),
     },
     "fullstack": {
         *("public", "errors", "core", "recipes", "layers", "attention", "optim", "models", "config"),

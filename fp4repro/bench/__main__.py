@@ -1,4 +1,4 @@
-"""`python -m fp4repro.bench core` (or `attention`): this machine's figures beside the project's bounds.
+"""`python -m fp4repro.bench core` (`attention`, `optimizer`): this machine's figures beside the bounds.
 
 `gemm`: the products of a model's linears in BF16, FP8 and NVFP4, on a GPU where there is one, else
 emulated. `casts`: how fast operands are quantised, beside a copy.
@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-from fp4repro.bench import attention, casts, core, cuda, gemm, gemm_rows
+from fp4repro.bench import attention, casts, core, cuda, gemm, gemm_rows, optimizer
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.report.schema import Row, write_rows
 from fp4repro.roofline.calibrate import model_config
@@ -31,7 +31,10 @@ def main() -> None:
     second.add_argument("--length", type=int, default=attention.Sizes.length, help="tokens")
     second.add_argument("--kv-heads", type=int, default=attention.Sizes.kv_heads, help="of 8 heads")
     second.set_defaults(run=_attention)
-    for each in (command, second):
+    third = commands.add_parser("optimizer", help="AdamW with 4-bit states against torch's fused one")
+    third.add_argument("--size", type=int, default=optimizer.Sizes.matrix, help="rows and columns")
+    third.set_defaults(run=_optimizer)
+    for each in (command, second, third):
         each.add_argument("--threads", type=int, default=2)
         each.add_argument("--rounds", type=int, default=15, help="interleaved repetitions")
         each.add_argument("--out", type=Path, help="CSV to write")
@@ -126,6 +129,12 @@ def _attention(arguments: argparse.Namespace) -> None:
             f"the {sizes.heads} heads"
         )
     _report(attention, sizes, arguments)
+
+
+def _optimizer(arguments: argparse.Namespace) -> None:
+    if arguments.size < MULTIPLE or arguments.size % MULTIPLE:
+        raise Fp4ReproError(f"--size is {arguments.size}, but must be a multiple of {MULTIPLE}")
+    _report(optimizer, optimizer.Sizes(arguments.size), arguments)
 
 
 def _report(bench: ModuleType, sizes: object, arguments: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fp4repro.core import kernels
 from fp4repro.core.tensor import kernel_format, load_scales, store_scales
+from fp4repro.optim.shards import largest_of
 from fp4repro.recipes.optimizer import BLOCK, Linear4, StateCodec
 
 TINY = 1e-38  # below it, what is divided or taken the logarithm of is as good as zero
@@ -105,11 +106,17 @@ def _down_to_bf16(x: Tensor) -> Tensor:
 
 
 def encode(
-    x: Tensor, codec: StateCodec | None, owner: Tensor, lengths: Tensor, noise: Tensor | None = None
+    x: Tensor,
+    codec: StateCodec | None,
+    owner: Tensor,
+    lengths: Tensor,
+    noise: Tensor | None = None,
+    groups: Sequence = (),
 ) -> tuple[Tensor, ...]:
     """Fields of the values x (blocks, 16) of several tensors of `lengths` (tensors,) blocks each.
 
-    noise  int32 (2,), the words of a RandomKey, where codes are rounded stochastically
+    noise   int32 (2,), the words of a RandomKey, where codes are rounded stochastically
+    groups  process groups over which the tensors are sharded: amax is that of the whole tensor
     """
     if codec is None:
         return (x,)
@@ -119,6 +126,7 @@ def encode(
     fmt = kernel_format(codec.format)
     block_amax = z.abs().amax(-1, keepdim=True)
     amax = torch.segment_reduce(block_amax.view(-1), "max", lengths=lengths, initial=0.0)
+    amax = largest_of(amax, groups)
     s, e, _ = kernels.make_scales(fmt)(block_amax, amax[owner][:, None])
     random, bits = None, 0
     if codec.rounding == "stochastic":
@@ -145,12 +153,14 @@ def decode(stored: tuple[Tensor, ...], codec: StateCodec | None, owner: Tensor) 
     return restore(z, stored[3] if codec.centre else None, codec)
 
 
-def encode_matrix(x: Tensor, codec: StateCodec | None, noise: Tensor | None = None) -> dict[str, Tensor]:
+def encode_matrix(
+    x: Tensor, codec: StateCodec | None, noise: Tensor | None = None, groups: Sequence = ()
+) -> dict[str, Tensor]:
     """The fields, by name, of one tensor whose rows are whole blocks."""
     blocks = x.reshape(-1, BLOCK)
     owner = torch.zeros(len(blocks), dtype=torch.int64, device=x.device)
     lengths = torch.tensor([len(blocks)], device=x.device)
-    stored = (t.clone() if t is blocks else t for t in encode(blocks, codec, owner, lengths, noise))
+    stored = (t.clone() if t is blocks else t for t in encode(blocks, codec, owner, lengths, noise, groups))
     return dict(zip(fields_of(codec), stored, strict=True))
 
 

@@ -45,8 +45,8 @@ def _library() -> ctypes.CDLL | None:
     except Exception as error:  # whatever a compiler unlike GCC says
         reason = str(error).strip().splitlines()[0]
         warnings.warn(
-            f"fp4repro: the kernel of the 4-bit AdamW could not be built ({reason}); it steps in torch, several "
-            "times slower with the same results.",
+            f"fp4repro: the kernel of the 4-bit AdamW could not be built ({reason}); it steps in torch, "
+            "several times slower with the same results.",
             stacklevel=4,
         )
         return None
@@ -57,7 +57,7 @@ def fusable(codecs: tuple[StateCodec | None, StateCodec | None], device: torch.d
     first, second = codecs
     if device.type != "cpu" or first != FIRST_MOMENT or second is None or not compiling():
         return False
-    return second.replace(floor=SECOND_MOMENT.floor) == SECOND_MOMENT and _library() is not None
+    return second == SECOND_MOMENT.replace(floor=second.floor) and _library() is not None
 
 
 def fused_step(
