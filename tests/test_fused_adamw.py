@@ -65,6 +65,25 @@ def test_parameters_and_states_are_torchs_to_the_bit(compiler, scale, floor, thr
     assert not torch.equal(ours[0], start)
 
 
+def test_a_parameter_of_more_than_a_million_elements(compiler):
+    """Its moments are computed twice and not kept between the passes."""
+    found = []
+    for eager in (False, True):
+        p = nn.Parameter(torch.randn(1025, 1040, generator=torch.Generator().manual_seed(2)))
+        optimizer = NVFP4AdamW([p])
+        for step in range(2):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+            if eager:
+                with without_compiler():
+                    optimizer.step()
+            else:
+                optimizer.step()
+        found.append((p, leaves(optimizer, p)))
+    (p, ours), (q, theirs) = found
+    assert torch.equal(p, q)
+    assert all(torch.equal(t.view(torch.uint8), theirs[name].view(torch.uint8)) for name, t in ours.items())
+
+
 def test_a_different_step_would_be_noticed(compiler):
     """The comparison above can fail: one bit of beta2 changes codes and parameters."""
     (ours, _), (theirs, b) = trained(False), trained(True)
