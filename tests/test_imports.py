@@ -50,8 +50,8 @@ ALLOWED = {
         *("errors", "ablations", "recipes", "config", "report", "train", "roofline", "memory"),
     },
     "bench": {
-        *("public", "errors", "core", "layers", "backends", "optim", "models", "config", "report"),
-        *("train", "roofline"),
+        *("public", "errors", "core", "recipes", "layers", "backends", "optim", "models", "config"),
+        *("report", "train", "roofline"),
     },
     "fullstack": {
         *("public", "errors", "core", "recipes", "layers", "attention", "optim", "models", "config"),

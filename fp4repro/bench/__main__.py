@@ -1,4 +1,4 @@
-"""`python -m fp4repro.bench core` (or `attention`): this machine's figures beside the project's bounds.
+"""`python -m fp4repro.bench core` (`attention`, `optimizer`): this machine's figures beside the bounds.
 
 `gemm`: the products of a model's linears in BF16, FP8 and NVFP4, on a GPU where there is one, else
 emulated. `casts`: how fast operands are quantised, beside a copy. `scan`: the selective scan beside
@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from fp4repro.bench import attention, casts, core, cuda, gemm, gemm_rows, ranks, scan
+from fp4repro.bench import attention, casts, core, cuda, gemm, gemm_rows, optimizer, ranks, scan
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.report.schema import Row, write_rows
 from fp4repro.roofline.calibrate import model_config
@@ -36,7 +36,10 @@ def main() -> None:
     third = commands.add_parser("scan", help="the selective scan against transformers' fallback")
     third.add_argument("--length", type=int, default=scan.Sizes.context, help="tokens of a sequence")
     third.set_defaults(run=_scan)
-    for each in (command, second, third):
+    fourth = commands.add_parser("optimizer", help="AdamW with 4-bit states against torch's fused one")
+    fourth.add_argument("--size", type=int, default=optimizer.Sizes.matrix, help="rows and columns")
+    fourth.set_defaults(run=_optimizer)
+    for each in (command, second, third, fourth):
         each.add_argument("--threads", type=int, default=2)
         each.add_argument("--rounds", type=int, default=15, help="interleaved repetitions")
         each.add_argument("--out", type=Path, help="CSV to write")
@@ -157,6 +160,12 @@ def _ranks(arguments: argparse.Namespace) -> None:
     for row in made:
         print(f"{row.setting:24} {row.metric:18} {row.value:10.4g} {row.unit}")
     _write(arguments.out, made)
+
+
+def _optimizer(arguments: argparse.Namespace) -> None:
+    if arguments.size < MULTIPLE or arguments.size % MULTIPLE:
+        raise Fp4ReproError(f"--size is {arguments.size}, but must be a multiple of {MULTIPLE}")
+    _report(optimizer, optimizer.Sizes(arguments.size), arguments)
 
 
 def _report(bench: ModuleType, sizes: object, arguments: argparse.Namespace) -> None:

@@ -32,6 +32,11 @@ def compiler_usable() -> bool:
     return _state["usable"]
 
 
+def compiling() -> bool:
+    """Whether `compiled` compiles here and now."""
+    return not _state["eager"] and compiler_usable()
+
+
 def compile_nothing() -> None:
     """Run all that is asked for from now on as it stands, as FP4REPRO_COMPILE=0 does."""
     _state["usable"] = False
@@ -215,7 +220,7 @@ def eager(make: Callable[..., Callable], *options: object) -> Callable:
 
 def compiled(make: Callable[..., Callable], *options: object) -> Callable:
     """The function `make(*options)`, compiled for dynamic shapes where a compiler is usable."""
-    if _state["eager"] or not compiler_usable():
+    if not compiling():
         return eager(make, *options)
     return _compiled(make, *options)
 

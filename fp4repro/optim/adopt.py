@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from fp4repro.core.random import RandomKey
 from fp4repro.errors import Fp4ReproError
 from fp4repro.optim.adamw import parameter_groups
-from fp4repro.optim.buckets import MOMENTS, local
+from fp4repro.optim.buckets import MOMENTS
 from fp4repro.optim.codecs import encode_matrix
 from fp4repro.optim.muon import MOMENTUM, NVFP4Muon
 from fp4repro.optim.nvfp4_adamw import NVFP4AdamW, why_fp32
+from fp4repro.optim.shards import groups_of, local
 
 
 @torch.no_grad()
@@ -46,7 +47,7 @@ def adopt_adamw(optimizer: torch.optim.Optimizer, model: nn.Module, state_dict: 
     for layer, (p, state) in enumerate(found.items()):
         key = RandomKey(optimizer.seed, int(state["step"]), layer)
         if id(p) in muon:
-            momentum = optimizer.store_momentum(state["exp_avg"].clone(), key)
+            momentum = optimizer.store_momentum(local(state["exp_avg"]).clone(), p, key)
             optimizer.state[p] = {"step": int(state["step"]), MOMENTUM: momentum}
         else:
             optimizer.state[p] = _coded(optimizer, p, state, key)
@@ -77,5 +78,5 @@ def _coded(optimizer: NVFP4AdamW, p: Tensor, state: dict, key: RandomKey) -> dic
     for role, (moment, codec) in enumerate(zip(MOMENTS, optimizer.codecs, strict=True)):
         value = local(state[moment]).to(local(p).device)
         noise = RandomKey(key.seed, key.step, key.layer, role).tensor(value.device)
-        coded[moment] = encode_matrix(value, codec, noise)
+        coded[moment] = encode_matrix(value, codec, noise, groups_of(p))
     return coded
