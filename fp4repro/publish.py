@@ -18,8 +18,8 @@ from pathlib import Path
 
 from fp4repro.ablations import ABLATIONS
 from fp4repro.config import BENCHMARKS, Scale, load_scale
-from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.crate import crate_metadata
+from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import atomic_write, sha256
 from fp4repro.report.claims import CLAIMS, claims_markdown
 from fp4repro.report.html import html_report
@@ -55,14 +55,18 @@ def main() -> None:
         with atomic_write(arguments.receipt) as temporary:
             temporary.write_text(f"{out}\n", encoding="utf-8")
     missing = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["missing"]
-    print(f"{out}: {len(read_checksums(out))} files" + (f"; missing: {', '.join(missing)}" if missing else ""))
+    print(
+        f"{out}: {len(read_checksums(out))} files" + (f"; missing: {', '.join(missing)}" if missing else "")
+    )
 
 
 def commit_of(results: Path, chosen: Sequence[str] | None = None) -> str:
     """The commit that the tables name; several are refused, since a folder is of one."""
     tables = [path for path in sorted((results / "tables").glob("*.csv")) if _among(path.stem, chosen)]
     if unknown := sorted(set(chosen or ()) - {path.stem for path in tables}):
-        raise Fp4ReproError(f"{results / 'tables'} has no table {unknown[0]}: run its experiment, or leave it out")
+        raise Fp4ReproError(
+            f"{results / 'tables'} has no table {unknown[0]}: run its experiment, or leave it out"
+        )
     if not tables:
         raise Fp4ReproError(f"{results / 'tables'} has no table to publish: run snakemake first")
     commits = versions([row for path in tables for row in parse_rows(path)], "commit")
@@ -104,9 +108,7 @@ def publish(
     there = {path.stem for path in tables}
     missing = [name for name in planned_tables(scale) if name not in there]
     today = datetime.date.today().isoformat()
-    _write_json(
-        made / MANIFEST, {"scale": scale.scale, "commit": commit, "date": today, "missing": missing}
-    )
+    _write_json(made / MANIFEST, {"scale": scale.scale, "commit": commit, "date": today, "missing": missing})
     (made / REPORT).write_text(html_report(made, scale.description), encoding="utf-8")
     _write_json(made / CRATE, crate_metadata(made, scale.scale, today))
     lines = [f"{sha256(made / name)}  {name}\n" for name in _files(made)]

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from fp4repro.report.claims import CLAIMS, HEADER, VERDICTS, cells, tally
 from fp4repro.report.html_text import html_text, table
+from fp4repro.report.registry import TABLES
 from fp4repro.report.schema import Row, parse_rows
 from fp4repro.report.tables import versions
 
@@ -32,7 +33,9 @@ def html_report(folder: Path, description: str) -> str:
     """The page of a folder that has its manifest, environment, tables and figures."""
     about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     packages = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    tables = {path.stem: parse_rows(path) for path in sorted((folder / "tables").glob("*.csv"))}
+    paths = {path.stem: path for path in sorted((folder / "tables").glob("*.csv"))}
+    order = [name for name in TABLES if name in paths]
+    tables = {name: parse_rows(paths[name]) for name in dict.fromkeys([*order, *paths])}
     claims = tables.pop(CLAIMS, [])
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined
