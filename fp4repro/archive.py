@@ -29,13 +29,12 @@ def write_archive(folder: Path, out: Path) -> None:
     """Write the ZIP; its files lie below the folder's name."""
     if faults := verify(folder).faults:
         raise Fp4ReproError("\n".join([f"{folder} does not agree with itself:", *faults]))
-    with atomic_write(out) as temporary:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                name = f"{folder.name}/{path.relative_to(folder).as_posix()}"
-                entry = zipfile.ZipInfo(name, DATE)
-                entry.external_attr = 0o644 << 16
-                archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    with atomic_write(out) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for path in files:
+            entry = zipfile.ZipInfo(f"{folder.name}/{path.relative_to(folder).as_posix()}", DATE)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED, compresslevel=9)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from pathlib import Path
 LICENSE = "https://spdx.org/licenses/Apache-2.0"
 PAPERS = {
     "https://arxiv.org/abs/2509.25149": "Pretraining Large Language Models with NVFP4",
-    "https://arxiv.org/abs/2607.04422": "Full-Stack FP4",
+    "https://arxiv.org/abs/2607.04422": (
+        "Full-Stack FP4: Stable LLM Pretraining with Quantized Projections, Optimizers, and Attention"
+    ),
 }
 WHAT = {
     "tables": "table of results",

@@ -31,6 +31,15 @@ from fp4repro.report.tables import versions
 MANIFEST, CHECKSUMS, REPORT, CRATE = "manifest.json", "checksums.txt", "report.html", "ro-crate-metadata.json"
 RAW = "raw"  # measurements that are tables themselves: a second copy, which a table is compared with
 PUBLISHED = Path("results/published")
+# The folders that hold the raw rows of a table; the rest are measurements themselves.
+ROWS_OF = {
+    "pretrain": ("pretrain",),
+    "ablations": ("ablations", "branches", "pretrain"),
+    "evals": ("evals",),
+    "evals_paired": ("evals",),
+    "fidelity": ("fidelity",),
+    "sensitivity": ("sensitivity",),
+}
 # Figures, and all that is text and small. Logs, timings and notes of the workflow are not results.
 KEPT = (".csv", ".json", ".md", ".png", ".svg", ".pdf")
 LEFT = ("logs", "benchmarks", ".snakemake")
@@ -139,6 +148,8 @@ def _kept(results: Path, chosen: Sequence[str] | None) -> Iterator[Path]:
         left = place[0] in LEFT or any(part.startswith(".") for part in place) or len(place) == 1
         if place[0] in ("tables", "figures"):
             left = left or path.stem == CLAIMS or not _among(path.stem, chosen)
+        elif chosen is not None:
+            left = left or not any(place[0] in ROWS_OF.get(name, ()) for name in chosen)
         if path.is_file() and path.suffix in KEPT and not left and path.name != "tokenizer.json":
             yield path
 

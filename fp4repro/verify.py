@@ -32,10 +32,8 @@ class Verdict:
     """What was found of one folder."""
 
     recomputed: tuple[str, ...]  # tables made anew from raw rows
-    measured: tuple[
-        str, ...
-    ]  # tables that are measurements: compared with their raw copy, made into Markdown
-    unknown: tuple[str, ...]  # tables that no entry of the registry makes: compared with their raw copy
+    measured: tuple[str, ...]  # measurements: compared with their raw copy, made into Markdown
+    unknown: tuple[str, ...]  # no entry of the registry: compared with their raw copy
     faults: tuple[str, ...]
 
 

@@ -120,7 +120,8 @@ def test_the_first_page_answers_and_nothing_is_outside(page):
 
 
 def test_markdown_of_tables_becomes_html():
-    text = "# A `b`\n\nwords **bold** & [link](https://a.b/c)\ngo on\n\n| a | b |\n| - | - |\n| 1 | <x> |\n\n- one\n- two"
+    text = "# A `b`\n\nwords **bold** & [link](https://a.b/c)\ngo on\n\n"
+    text += "| a | b |\n| - | - |\n| 1 | <x> |\n\n- one\n- two"
     assert html_text(text, 2).splitlines() == [
         "<h2>A <code>b</code></h2>",
         '<p>words <strong>bold</strong> &amp; <a href="https://a.b/c">link</a> go on</p>',

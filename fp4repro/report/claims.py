@@ -22,7 +22,7 @@ from fp4repro.report.evals import PAIRED
 from fp4repro.report.markdown import aligned
 from fp4repro.report.schema import Row
 from fp4repro.report.tables import EXPERIMENT as PRETRAIN
-from fp4repro.report.tables import GAP, versions
+from fp4repro.report.tables import GAP, origin
 
 CLAIMS = "claims"
 VERDICTS = ("supported", "not supported", "undecided", "no rule", "not run")
@@ -148,13 +148,14 @@ def claims_markdown(rows: Sequence[Row]) -> str:
     """The claims as one table, and what its words mean."""
     if not rows:
         return "# Claims\n\nNo table of this folder speaks of a claim.\n"
+    _, _, torch, commit = origin(rows)
     counts = ", ".join(f"{count} {word}" for word, count in tally(rows).items())
     return "\n\n".join(
         [
             "# Claims",
-            f"{counts}. The rules are in `fp4repro/report/claims.py`; what is said holds at this scale only.",
+            f"{counts}. The rules are in `fp4repro/report/claims.py`; verdicts hold at this scale only.",
             "\n".join(aligned(HEADER, [cells(row) for row in rows])),
-            f"torch {versions(rows, 'torch') or 'unknown'}; commit {versions(rows, 'commit') or 'unknown'}.\n",
+            f"torch {torch}; commit {commit}.\n",
         ]
     )
 

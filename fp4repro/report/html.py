@@ -23,9 +23,9 @@ PAGE = Path(__file__).parent / "page"
 # Tables whose page comes under the heading of another, since one figure shows them together.
 WITH = {"casts": "kernels", "roofline": "kernels", "memory": "kernels", "evals_paired": "evals"}
 RULE = (
-    "A verdict holds at this scale only, by the rules that fp4repro/report/claims.py and docs/ablations.md state; "
-    "intervals are at 95 %. Most published claims are of models a thousand times as large and more: undecided "
-    "means that this scale cannot tell."
+    "A verdict holds at this scale only, by the rules of fp4repro/report/claims.py and docs/ablations.md; "
+    "intervals are at 95 %. Most published claims are of models a thousand times as large and more: "
+    "undecided means that this scale cannot tell."
 )
 
 
