@@ -1,7 +1,7 @@
 """The commands that the README and the docs print, and whether each would work.
 
-Fenced shell blocks and `code` in the text whose first word is a known program are commands. Each is checked in
-the cheapest way that can still fail:
+Fenced shell blocks and `code` in the text whose first word is a known program are commands. Each is checked
+in the cheapest way that can still fail:
 
 plan     `snakemake -n` of the same targets and configuration; of a cluster's profile, that it is there
 parse    the stage's own argument parser reads it, and stops before it begins

@@ -10,6 +10,7 @@ from pathlib import Path
 import doc_commands as docs
 import pytest
 import torch
+from eagerly import run_eagerly
 from test_workflow import Workflow
 
 from fp4repro.errors import Fp4ReproError
@@ -64,14 +65,18 @@ def _quick() -> list[str]:
 
 @pytest.mark.parametrize("command", _quick())
 def test_quick_commands_run(command):
-    done = subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command)[1:]], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
 def test_commands_are_found_and_mistakes_in_them(plan, make):
     """The test above can fail: a wrong flag, target, extra, module, program."""
-    text = "a `make smoke` b\n```\npython -m fp4repro.roofline --x 1 && ls  # why\n```\n```python\nmake x\n```\n"
+    text = (
+        "a `make smoke` b\n```\npython -m fp4repro.roofline --x 1 && ls  # why\n```\n```python\nmake x\n```\n"
+    )
     assert docs.commands(text) == ["make smoke", "python -m fp4repro.roofline --x 1"]
     assert len(COMMANDS) > 50
     for command in COMMANDS:
@@ -94,7 +99,8 @@ def test_commands_are_found_and_mistakes_in_them(plan, make):
         assert docs.fault(wrong, plan, make), wrong
 
 
-def test_python_of_the_docs_runs():
+def test_python_of_the_docs_runs(monkeypatch):
+    run_eagerly(monkeypatch)
     torch.manual_seed(0)
     for path in docs.texts():
         blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
@@ -105,7 +111,9 @@ def test_python_of_the_docs_runs():
 
 
 def test_every_figure_is_traced_and_a_changed_one_is_named():
-    values = known_values(published_csvs(ROOT / "results/published"), load_published(ROOT / "configs/published.yaml"))
+    values = known_values(
+        published_csvs(ROOT / "results/published"), load_published(ROOT / "configs/published.yaml")
+    )
     for path in docs.texts():
         assert list(untraced(path.read_text(), values)) == [], path
     speed = (ROOT / "docs" / "speed.md").read_text()

@@ -80,7 +80,9 @@ def main() -> None:
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
 
-    tables = commands.add_parser("include", help="write the tables of published folders into these texts anew")
+    tables = commands.add_parser(
+        "include", help="write the tables of published folders into these texts anew"
+    )
     tables.add_argument("texts", type=Path, nargs="+", help="Markdown files")
     tables.set_defaults(run=_include)
 
