@@ -58,7 +58,9 @@ ALLOWED = {
         *("data", "report", "train.provenance", "fidelity", "bench.timing"),
     },
     "verify": {"errors", "files", "config", "report", "publish"},
-    "publish": {"errors", "files", "ablations", "config", "report"},
+    "archive": {"errors", "files", "verify"},
+    "crate": {"errors"},
+    "publish": {"errors", "files", "ablations", "config", "report", "crate"},
 }
 
 

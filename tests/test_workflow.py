@@ -14,6 +14,7 @@ from fp4repro.ablations import FULLSTACK, load_ablations
 from fp4repro.config import load_scale
 from fp4repro.fullstack import optimizer_studies
 from fp4repro.report.plan import plans
+from fp4repro.report.registry import planned_tables
 
 ROOT = Path(__file__).parents[1]
 KEYS = ["input", "output", "log", "benchmark", "wildcard_constraints", "conda"]
@@ -216,6 +217,19 @@ def test_default_plan_is_all_of_the_laptop_scale(workflow):
     assert workflow.plan() == planned(**{rule: number for rule, number in jobs.items() if number})
 
 
+def test_publish_asks_for_all_that_a_plain_run_makes_or_for_chosen_targets(workflow):
+    """And the tables that a run makes are those that a published folder is asked for."""
+    whole, publish = {"published_folder": 1, "publish": 1}, ("publish", "--config", "scale=smoke")
+    every = workflow.plan("--config", "scale=smoke")
+    every.pop("all")
+    assert workflow.plan(*publish) == planned(**{k: n for k, n in every.items() if k != "total"}, **whole)
+    some = workflow.plan(*publish, "studies=[pretrain,formats]")
+    trainings = every["train"]
+    assert some == planned(data=1, train=trainings, **TABLES, **whole)
+    tables = re.findall(r"results/smoke/tables/(\w+)\.csv", workflow.run("--summary", *publish)[1])
+    assert set(tables) == set(planned_tables(load_scale(ROOT / "configs" / "scales" / "smoke.yaml")))
+
+
 def test_fidelity_studies_one_run_and_the_pretrained_models(workflow):
     one = planned(data=1, train=1, **STUDIES)
     assert workflow.plan("fidelity", "--config", "scale=one") == one
@@ -347,7 +361,7 @@ def test_a_finished_scale_has_its_files_where_the_readme_says(finished):
         *(f"data/{name}" for name in ("tokenizer.json", "train.bin", "validation.bin", "data.json")),
         *(f"{run}/{name}" for run in runs for name in names),
         *(f"tables/{name}.{suffix}" for name in ("pretrain", "formats") for suffix in ("csv", "md")),
-        *(f"figures/{name}.{suffix}" for name in ("pretrain", "formats") for suffix in ("png", "svg")),
+        *(f"figures/{name}.{suffix}" for name in ("pretrain", "formats") for suffix in ("png", "svg", "pdf")),
         *(f"logs/{stage}.log" for stage in stages),
         *(f"benchmarks/{stage}.tsv" for stage in stages),
     }
@@ -438,7 +452,8 @@ def test_ablations_have_their_files_where_the_docs_say(ablated):
         *(f"branches/{name}/seed-1" for name in ("trunk", "bf16", "no_sr", "no_rht")),
     }
     figures = {path.name for path in (results / "figures").glob("ablations_*")}
-    assert figures == {f"ablations_{p}.{kind}" for p in ("scratch", "branches") for kind in ("png", "svg")}
+    kinds = ("png", "svg", "pdf")
+    assert figures == {f"ablations_{p}.{kind}" for p in ("scratch", "branches") for kind in kinds}
     table = (results / "tables" / "ablations.md").read_text()
     assert "no_sr" in table and "late_end" in table and "undecided" in table
 

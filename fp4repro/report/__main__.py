@@ -14,6 +14,7 @@ from fp4repro.report.evals import EVALS, PAIRED, evals_rows, paired_rows
 from fp4repro.report.fullstack import fullstack_rows
 from fp4repro.report.fullstack_markdown import fullstack_markdown
 from fp4repro.report.gaps import Outcomes
+from fp4repro.report.include import include
 from fp4repro.report.kernels import MARKDOWN
 from fp4repro.report.markdown import pretrain_markdown
 from fp4repro.report.plan import PROTOCOLS, plans
@@ -25,7 +26,7 @@ from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
 from fp4repro.report.studies import STUDIES
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
-from fp4repro.report.trace import known_values, untraced
+from fp4repro.report.trace import known_values, published_csvs, untraced
 
 
 def main() -> None:
@@ -87,6 +88,12 @@ def main() -> None:
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
+
+    tables = commands.add_parser(
+        "include", help="write the tables of published folders into these texts anew"
+    )
+    tables.add_argument("texts", type=Path, nargs="+", help="Markdown files")
+    tables.set_defaults(run=_include)
 
     trace = commands.add_parser("trace", help="does every figure in these texts come from somewhere?")
     trace.add_argument("texts", type=Path, nargs="+", help="Markdown files")
@@ -198,9 +205,20 @@ def _check(arguments: argparse.Namespace) -> None:
     print(f"{arguments.table}: complete and finite, {len(scale.pretrain.recipes)} recipes")
 
 
+def _include(arguments: argparse.Namespace) -> None:
+    for path in arguments.texts:
+        text = path.read_text(encoding="utf-8")
+        try:
+            made = include(text, Path())
+        except Fp4ReproError as error:
+            raise Fp4ReproError(f"{path}: {error}") from None
+        if made != text:
+            _write(path, made)
+        print(f"{path}: {'written anew' if made != text else 'as it was'}")
+
+
 def _trace(arguments: argparse.Namespace) -> None:
-    tables = sorted(arguments.results.glob("*/tables/*.csv"))
-    values = known_values(tables, load_published(arguments.published))
+    values = known_values(published_csvs(arguments.results), load_published(arguments.published))
     faults = [
         f"{path}, line {number}: {figure} is in no published table and not in {arguments.published}"
         for path in arguments.texts

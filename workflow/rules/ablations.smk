@@ -118,6 +118,7 @@ rule ablations_figure:
             category="Ablations",
             labels={"scale": "{scale}", "result": "{protocol} (SVG)"},
         ),
+        pdf="results/{scale}/figures/ablations_{protocol}.pdf",
     log:
         "results/{scale}/logs/ablations_{protocol}_figure.log",
     benchmark:

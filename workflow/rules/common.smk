@@ -143,7 +143,7 @@ def pretrain_runs(scale, name):
 def results_of(experiment, scale):
     """The tables and figures of an experiment."""
     results = [f"tables/{experiment}.{suffix}" for suffix in ("csv", "md")]
-    results += [f"figures/{experiment}.{suffix}" for suffix in ("png", "svg")]
+    results += [f"figures/{experiment}.{suffix}" for suffix in ("png", "svg", "pdf")]
     return [f"results/{scale}/{name}" for name in results]
 
 
@@ -176,7 +176,7 @@ def ablation_results(scale):
     names += [
         f"figures/ablations_{protocol}.{suffix}"
         for protocol in protocols
-        for suffix in ("png", "svg")
+        for suffix in ("png", "svg", "pdf")
     ]
     return [f"results/{scale}/{name}" for name in names if protocols]
 

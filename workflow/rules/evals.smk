@@ -75,6 +75,7 @@ rule evals_tables:
             category="Evaluations",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/evals.pdf",
     log:
         "results/{scale}/logs/evals_tables.log",
     benchmark:

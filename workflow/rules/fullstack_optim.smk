@@ -50,6 +50,7 @@ rule fullstack_optim_figure:
             category="Full stack",
             labels={"study": "{study}", "scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/{study}.pdf",
     log:
         "results/{scale}/logs/{study}_figure.log",
     benchmark:

@@ -146,3 +146,10 @@ def evals_results(scale):
         f"results/{scale}/tables/evals_paired.{suffix}" for suffix in ("csv", "md")
     ]
     return [*results_of("evals", scale), *paired]
+
+
+def publication(wildcards):
+    """What is published: all that `all` makes, or what the targets named by `studies` make."""
+    targets = config.get("studies", ["all"])
+    targets = [targets] if isinstance(targets, str) else targets
+    return [path for name in targets for path in getattr(rules, name).input]
