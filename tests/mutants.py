@@ -66,14 +66,14 @@ ELEMENTS = [
     mutate(
         "signs of elements lost",
         Check(test_quantize.test_the_three_outputs_agree, (ROW, "nearest")),
-        APPLY,
-        ("torch.where(negative, -a, a)", "a"),
+        "core.kernels:signed",
+        ("a.mul_(y.sign_())", "a"),
     ),
     mutate(
         "sign of zero from the sign bit",
         Check(DESCRIBED, ("zeroblock", ROW)),
-        ROUNDED,
-        ("return a, y < 0", "return a, torch.signbit(y)"),
+        APPLY,
+        ("y < 0", "torch.signbit(y)"),
     ),
     mutate(
         "amax without the magnitude",

@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 _state = {"usable": None, "eager": False, "chunk": None}
 counts = {"kernels": 0}  # compiled so far in this process
-CHUNK = 1 << 18  # elements that run at a time where there is no compiler
+AVX2_BITS = 256
+CHUNK = 1 << 17  # elements that run at a time where there is no compiler
 
 
 def compiler_usable() -> bool:
@@ -134,13 +135,35 @@ def _compile(function: Callable, absent: list[bool], tensors: list[Tensor]) -> t
     for node in graph.graph.nodes:
         node.meta["example_value"] = node.meta.get("val")  # where the compiler looks for `mode`
     inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    run = torch._inductor.standalone_compile(graph, inputs, dynamic_shapes="from_graph")._compiled_fn
-    return _guard(env, fakes, [t.shape for t in tensors]), (
-        (lambda *tensors: run(*tensors)[0]) if alone[0] else run
-    )
+    run = _without_wrappers(graph, inputs, narrow=getattr(function, "across_vectors", False))
+    if alone[0]:
+        return _guard(env, fakes), lambda *tensors: run(list(tensors))[0]
+    return _guard(env, fakes), lambda *tensors: run(list(tensors))
 
 
-def _guard(env: object, fakes: list[Tensor], shapes: list[torch.Size]) -> Callable[[list[int]], bool]:
+def _without_wrappers(graph: torch.fx.GraphModule, inputs: list, narrow: bool) -> Callable[[list], Sequence]:
+    """The code that inductor generates, called with a list. Autograd's wrappers around it, of no use to
+    kernels that have no gradient, take 11 us in place of 3."""
+    from torch._inductor import compile_fx, config, cpu_vec_isa
+
+    made = []
+
+    def keep(*args: object, **kwargs: object) -> object:
+        made.append(compile_fx.compile_fx_inner(*args, **kwargs))
+        return made[-1]
+
+    narrow = narrow and cpu_vec_isa.pick_vec_isa().bit_width() > AVX2_BITS
+    with (
+        config.patch({"cpp.simdlen": AVX2_BITS} if narrow else {}),
+        torch._functorch.config.patch(enable_autograd_cache=False),  # a hit there would not call `keep`
+    ):
+        torch._inductor.standalone_compile(
+            graph, inputs, dynamic_shapes="from_graph", options={"inner_compile": keep}
+        )
+    return made[0].current_callable
+
+
+def _guard(env: object, fakes: list[Tensor]) -> Callable[[list[int]], bool]:
     """The check of sides: what tracing and compiling assumed, and which sides are one."""
     symbols = [side for t in fakes for side in t.shape]
     free = [i for i, side in enumerate(symbols) if isinstance(side, torch.SymInt)]
@@ -200,6 +223,13 @@ def by_rows(function: Callable) -> Callable:
     return function
 
 
+def across_vectors(function: Callable) -> Callable:
+    """Marks a function that reduces over 16 lanes, a whole vector of AVX-512. Vectors of AVX2 take a step
+    less across lanes and a cheaper maximum: FP32 takes three quarters of the time, BF16 half."""
+    function.across_vectors = True
+    return function
+
+
 @contextmanager
 def without_compiler(chunk: int | None = None) -> Iterator[None]:
     """Within, everything runs as on a machine that has none, `chunk` elements at a time."""
@@ -220,6 +250,8 @@ def eager(make: Callable[..., Callable], *options: object) -> Callable:
 
 def compiled(make: Callable[..., Callable], *options: object) -> Callable:
     """The function `make(*options)`, compiled for dynamic shapes where a compiler is usable."""
+    if torch.compiler.is_compiling():  # a caller's graph takes the function in as it is
+        return make(*options)
     if not compiling():
         return eager(make, *options)
     return _compiled(make, *options)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fp4repro.core.compiled import by_rows
+from fp4repro.core.compiled import across_vectors, by_rows
 from fp4repro.core.formats import E2M1, FP32, FP32_MAX, BlockFormat, Minifloat
 from fp4repro.core.random import hash_index
 from fp4repro.core.rounding import ROUND, round_nearest, round_stochastic
@@ -32,6 +32,7 @@ def make_amax(rows: int, columns: int) -> Callable[[Tensor], Tensor]:
     """Block amax; rows and columns views keep the reduced axis, tiles reduce a matrix (R, C). A side
     of 0 is one that varies from tensor to tensor."""
 
+    @across_vectors
     @by_rows
     def amax_of_rows(x: Tensor) -> Tensor:
         x = x.view(x.shape[0], columns) if columns else x
@@ -90,14 +91,21 @@ def make_scales(fmt: BlockFormat) -> Callable[[Tensor, Tensor], tuple[Tensor, Te
 def rounded(
     x: Tensor, e: Tensor, random: Tensor | None, fmt: BlockFormat, bits: int, compare: bool
 ) -> tuple[Tensor, Tensor]:
-    """FP32 x -> (magnitude of round(x e) on the element's grid, whether it is negative)."""
+    """FP32 x -> (magnitude of round(x e) on the element's grid, x e)."""
     y = x * e
     a = y.abs().clamp_max_(fmt.element.max)
     if bits:
         a = round_stochastic(a, fmt.element, random, bits, compare)
     else:
         a = round_nearest(a, fmt.element, compare)
-    return a, y < 0  # not the sign bit: an input of -0.0 gets code 0, as in the reference
+    return a, y
+
+
+def signed(a: Tensor, y: Tensor) -> Tensor:
+    """Magnitude `a`, which is overwritten, with the sign of y. A y of -0.0 gives 0.0, as in the reference:
+    its sign bit does not count. A choice is the least work in a compiled loop, and in eager the most."""
+    traced = type(y) is not Tensor
+    return torch.where(y < 0, -a, a) if traced else a.mul_(y.sign_())
 
 
 def make_apply(fmt: BlockFormat, output: str, bits: int, compare: bool) -> Callable[..., Tensor]:
@@ -109,13 +117,11 @@ def make_apply(fmt: BlockFormat, output: str, bits: int, compare: bool) -> Calla
     def apply(x: Tensor, s: Tensor, e: Tensor, decode: Tensor, random: Tensor | None) -> Tensor:
         if not compare:  # tells the compiler that the last side is constant
             x = x.view(*x.shape[:-1], LANES)
-        a, negative = rounded(x.float(), e, random, fmt, bits, compare)
+        a, y = rounded(x.float(), e, random, fmt, bits, compare)
         if output == "codes":
-            return encode_elements(a, negative, fmt.element, compare)
-        q = torch.where(negative, -a, a)
-        if output == "operand":
-            return (q * s).to(torch.bfloat16)
-        return (q * s).mul_(decode).to(x.dtype)
+            return encode_elements(a, y < 0, fmt.element, compare)
+        q = signed(a, y).mul_(s)
+        return q.to(torch.bfloat16) if output == "operand" else q.mul_(decode).to(x.dtype)
 
     return apply
 

@@ -31,7 +31,7 @@ def make_codes_of_pairs(fmt: BlockFormat) -> Callable[[Tensor, Tensor, Tensor], 
     def codes_of_pairs(x: Tensor, e_even: Tensor, e_odd: Tensor) -> Tensor:
         even = rounded((x << 16).view(torch.float32), e_even, None, fmt, 0, True)
         odd = rounded((x & UPPER).view(torch.float32), e_odd, None, fmt, 0, True)
-        low, high = (encode_elements(a, negative, fmt.element, True) for a, negative in (even, odd))
+        low, high = (encode_elements(a, y < 0, fmt.element, True) for a, y in (even, odd))
         return low | high << 4
 
     return codes_of_pairs

@@ -7,7 +7,7 @@ becomes NaN as a whole (`"poison"`): conversions to E2M1 would hide it otherwise
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -143,9 +143,26 @@ def _choose_four_or_six(
     return torch.where(take_four, four[0], six[0]), torch.where(take_four, four[1], six[1])
 
 
-def _check_rounding(rounding: str) -> None:
+class Options(TypedDict, total=False):
+    """What `quantize`, `fake_quantize` and `quantize_operand` take by name.
+
+    random_bits  8 as in hardware, 16 or 32
+    nonfinite    "raise" refuses NaN and infinity, "poison" makes the whole tensor NaN
+    amax         float32 scalar to scale by in place of the tensor's own: that of a larger whole, or of
+                 an earlier step; magnitudes above it saturate
+    """
+
+    random_bits: int
+    nonfinite: NonFinite
+    amax: Tensor | float | None
+
+
+def _prepared(
+    x: Tensor, fmt: BlockFormat, rounding: Rounding, *, random_bits: int = 8, **rest: object
+) -> tuple[Prepared, int]:
     if rounding not in ("nearest", "stochastic"):
         raise Fp4ReproError(f"rounding {rounding!r} must be nearest or stochastic")
+    return prepare(x, fmt, **rest), random_bits
 
 
 def quantize(
@@ -153,21 +170,15 @@ def quantize(
     format: BlockFormat,
     rounding: Rounding = "nearest",
     key: RandomKey | None = None,
-    *,
-    random_bits: int = 8,
-    nonfinite: NonFinite = "raise",
-    amax: Tensor | float | None = None,
+    **options: Unpack[Options],
 ) -> QuantizedTensor:
     """Quantise `x` (..., K), blocks along the last axis, to packed codes and scales.
 
-    rounding     of the elements: "nearest" (ties to even) or "stochastic" (needs `key`)
-    random_bits  8 as in hardware, 16 or 32
-    nonfinite    "raise" refuses NaN and infinity, "poison" makes the whole tensor NaN
-    amax         float32 scalar to scale by in place of the tensor's own: that of a larger whole, or of
-                 an earlier step; magnitudes above it saturate
+    rounding  of the elements: "nearest" (ties to even) or "stochastic" (needs `key`)
+    options   see `Options`
     """
-    _check_rounding(rounding)
-    return prepare(x, format, nonfinite, amax).store(rounding, key, random_bits)
+    prepared, bits = _prepared(x, format, rounding, **options)
+    return prepared.store(rounding, key, bits)
 
 
 def fake_quantize(
@@ -175,15 +186,11 @@ def fake_quantize(
     format: BlockFormat,
     rounding: Rounding = "nearest",
     key: RandomKey | None = None,
-    *,
-    random_bits: int = 8,
-    nonfinite: NonFinite = "raise",
-    amax: Tensor | float | None = None,
+    **options: Unpack[Options],
 ) -> Tensor:
     """`quantize(...).dequantize(x.dtype)` without the storage, bit for bit; shape and dtype of `x`."""
-    _check_rounding(rounding)
-    prepared = prepare(x, format, nonfinite, amax)
-    return prepared.blocks.restore(prepared.apply("fake", rounding, key, random_bits))
+    prepared, bits = _prepared(x, format, rounding, **options)
+    return prepared.blocks.restore(prepared.apply("fake", rounding, key, bits))
 
 
 def quantize_operand(
@@ -191,12 +198,8 @@ def quantize_operand(
     format: BlockFormat,
     rounding: Rounding = "nearest",
     key: RandomKey | None = None,
-    *,
-    random_bits: int = 8,
-    nonfinite: NonFinite = "raise",
-    amax: Tensor | float | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Tensor, Tensor]:
     """Code times block scale in BF16 (exact, shape of `x`), and the tensor's FP32 decode scale."""
-    _check_rounding(rounding)
-    prepared = prepare(x, format, nonfinite, amax)
-    return prepared.blocks.restore(prepared.apply("operand", rounding, key, random_bits)), prepared.decode
+    prepared, bits = _prepared(x, format, rounding, **options)
+    return prepared.blocks.restore(prepared.apply("operand", rounding, key, bits)), prepared.decode

@@ -25,6 +25,7 @@ _SCALE_DTYPES = {
     UE8M0: torch.float8_e8m0fnu,
     FP32: torch.float32,
 }
+_KERNEL_FORMATS: dict[BlockFormat, BlockFormat] = {}
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ class QuantizedTensor:
 def kernel_format(fmt: BlockFormat) -> BlockFormat:
     """The format as scales, apply and decode see it: their views hide the block, so that blocks of all
     shapes share one compiled kernel."""
-    return fmt.replace(name="", block=(1, 1), pads=False)
+    if fmt not in _KERNEL_FORMATS:  # a dict, since a graph that takes this in warns of `functools.cache`
+        _KERNEL_FORMATS[fmt] = fmt.replace(name="", block=(1, 1), pads=False)
+    return _KERNEL_FORMATS[fmt]
 
 
 def store_scales(s: Tensor, fmt: BlockFormat) -> Tensor:
