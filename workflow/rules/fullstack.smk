@@ -53,6 +53,7 @@ rule fullstack_table:
             category="Full stack",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/fullstack.pdf",
     log:
         "results/{scale}/logs/fullstack_table.log",
     benchmark:
@@ -115,6 +116,7 @@ rule attention_control_figure:
             category="Full stack",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/attention_control.pdf",
     log:
         "results/{scale}/logs/attention_control_figure.log",
     benchmark:
