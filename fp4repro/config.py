@@ -135,10 +135,11 @@ def load_scale(path: str | Path) -> Scale:
     for name, section in (("ablations", Ablations), ("fullstack", Fullstack)):
         parts[name] = section(**_spelled_out(filled[name], entries[name]))
     scale = Scale(**{"log_every": None} | filled | parts)
-    faults = [fault for name in entries for fault in _entry_faults(scale, name, entries[name], path)]
-    if scale.fullstack.own_run:
+    faults = [*_faults(scale, path), *_trunk_faults(scale, path)]
+    faults += [fault for name in entries for fault in _entry_faults(scale, name, entries[name], path)]
+    if scale.fullstack.own_run and not faults:
         faults += _faults(scale.fullstack_run, path)
-    raise_all(list(dict.fromkeys([*_faults(scale, path), *faults, *_trunk_faults(scale, path)])))
+    raise_all(faults)
     return scale
 
 
