@@ -17,6 +17,7 @@ from fp4repro.errors import Fp4ReproError
 from fp4repro.plans import (
     SECTIONS,
     Ablations,
+    Asked,
     AttentionControl,
     Evals,
     Fidelity,
@@ -134,6 +135,7 @@ def load_scale(path: str | Path) -> Scale:
     check(filled["fullstack"].get("training", {}), of_training, f"{path}: fullstack.training")
     for name, section in (("ablations", Ablations), ("fullstack", Fullstack)):
         parts[name] = section(**_spelled_out(filled[name], entries[name]))
+    parts["evals"] = _evals(filled["evals"])
     scale = Scale(**{"log_every": None} | filled | parts)
     faults = [*_faults(scale, path), *_trunk_faults(scale, path)]
     faults += [fault for name in entries for fault in _entry_faults(scale, name, entries[name], path)]
@@ -147,6 +149,13 @@ def _spelled_out(section: dict, entries: dict[str, Ablation]) -> dict:
     """A section without `all`: every entry from scratch, those that can be as branches."""
     every = {"scratch": list(entries), "branches": [e.name for e in entries.values() if not e.only_whole]}
     return _tuples({k: every[k] if v == "all" else v for k, v in section.items()})
+
+
+def _evals(section: dict) -> Evals:
+    """The section with the runs' entries, which stand in it directly, as a group like the other."""
+    mmlu_pro, pretrained = section.pop("mmlu_pro"), section.pop("pretrained")
+    runs, pretrained = (Asked(**_tuples(group)) for group in (section, pretrained))
+    return Evals(runs, pretrained, mmlu_pro)
 
 
 def _tuples(fields: dict) -> dict:

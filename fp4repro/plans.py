@@ -79,14 +79,26 @@ class FullstackOptim:
 
 
 @dataclass(frozen=True)
-class Evals:
-    """What is evaluated: every model in every arithmetic; the first pair is what others compare with."""
+class Asked:
+    """Models that are asked the same: every model in every arithmetic."""
 
     tasks: tuple[str, ...]
-    models: tuple[str, ...]  # runs as <recipe>/seed-<number>, or names of Hugging Face models
+    models: tuple[str, ...]  # runs as <recipe>/seed-<number>, or names of pretrained models
     recipes: tuple[str, ...]  # of the forward pass, as in fp4repro.evals.arithmetic
-    mmlu_pro: str  # "local", "hub" or a folder
     limit: int | None = None  # questions of a task, spread evenly over it
+
+
+@dataclass(frozen=True)
+class Evals:
+    """What is evaluated: our runs, whose first is what others compare with, and pretrained models."""
+
+    runs: Asked
+    pretrained: Asked
+    mmlu_pro: str  # "local", "hub" or a folder
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.runs.models + self.pretrained.models
 
 
 SECTIONS = {
@@ -94,5 +106,4 @@ SECTIONS = {
     "fidelity": Fidelity,
     "fullstack_optim": FullstackOptim,
     "attention_control": AttentionControl,
-    "evals": Evals,
 }

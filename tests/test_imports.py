@@ -32,8 +32,8 @@ ALLOWED = {
     },
     "pretrained": {"errors", "files"},
     "evals": {
-        *("public", "errors", "files", "recipes", "config", "data", "report.questions"),
-        *("train.provenance", "fidelity.tensors", "pretrained"),
+        *("public", "errors", "files", "core.compiled", "recipes", "config", "data"),
+        *("report", "train.provenance", "fidelity.tensors", "pretrained"),
     },
     "fidelity": {
         *("ablations", "errors", "core", "recipes", "layers", "models", "config", "data", "report"),

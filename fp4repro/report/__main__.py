@@ -183,7 +183,7 @@ def _evals(arguments: argparse.Namespace) -> None:
     scale = load_scale(arguments.scale)
     published = published_rows(load_published(arguments.published), load_benchmarks())
     made = {
-        EVALS: evals_rows(got.found, got.missing, got.where),
+        EVALS: evals_rows(got),
         PAIRED: [*paired_rows(got.found, got.where), *published],
     }
     for name, rows in made.items():

@@ -68,8 +68,7 @@ def evaluation_folders(folder: Path, scale: Scale) -> list[Path]:
 
 
 def _evals(folder: Path, scale: Scale, _: Sequence[Published]) -> list[Row]:
-    got = load_evaluations(evaluation_folders(folder, scale))
-    return evals_rows(got.found, got.missing, got.where)
+    return evals_rows(load_evaluations(evaluation_folders(folder, scale)))
 
 
 def _paired(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
