@@ -155,11 +155,11 @@ def load_scale(path: str | Path) -> Scale:
         parts[name] = section(**_spelled_out(filled[name], entries[name]))
     parts["evals"] = _evals(filled["evals"])
     scale = Scale(**dict.fromkeys(("log_every", "health_every")) | filled | parts)
-    faults = [fault for name in entries for fault in _entry_faults(scale, name, entries[name], path)]
-    if scale.fullstack.own_run:
+    faults = [*_faults(scale, path), *_phase_faults(scale, path), *_trunk_faults(scale, path)]
+    faults += [fault for name in entries for fault in _entry_faults(scale, name, entries[name], path)]
+    if scale.fullstack.own_run and not faults:
         faults += _faults(scale.fullstack_run, path)
-    faults += [*_faults(scale, path), *_phase_faults(scale, path), *_trunk_faults(scale, path)]
-    raise_all(list(dict.fromkeys(faults)))
+    raise_all(faults)
     return scale
 
 

@@ -36,6 +36,8 @@ def _together(protocol: str, of: Mapping) -> str:
     )
     if not total:
         return ""
+    if any("[" not in cell for cell in (total, all_of_it, beyond)):
+        return "\n\n".join([*lines, f"Sum of the gaps alone: {total}; beyond it: {beyond}."]) + "\n"
     lines.append(
         f"The gaps of {', '.join(SINGLES)} alone add up to {total} %; all together have {all_of_it} %, which "
         f"is {beyond} % beyond the sum."
