@@ -2,11 +2,12 @@
 # make smoke   the same, tiny, in minutes; make SCALE=overnight: the same at any scale of configs/scales
 # make test    the tests, one process a core; ARGS goes to pytest: make test ARGS="-n 0 -k stats"
 # make bench   the core's speed: fails where a ratio got worse than tests/bench_core.json; not a test
+# make docs    the documentation in site/, links checked; make archive FOLDER=results/published/X: a ZIP of it
 # make env     only the environment, in .venv; make clean removes it and what tools left behind
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := main
-.PHONY: main smoke test bench env clean
+.PHONY: main smoke test bench docs archive env clean
 
 SCALE ?= laptop
 # The interpreter below an active virtual environment, which may be the .venv to be made again.
@@ -40,6 +41,12 @@ bench: env
 	@mkdir -p results/bench
 	@.venv/bin/python -m pytest -q tests/bench_core.py --benchmark-only \
 	  --benchmark-json=results/bench/core.json $(ARGS)
+
+docs: env
+	@.venv/bin/mkdocs build --quiet --strict
+
+archive: env
+	@.venv/bin/python -m fp4repro.archive $(FOLDER)
 
 env: .venv/installed
 

@@ -19,6 +19,7 @@ include: "workflow/rules/fidelity.smk"
 include: "workflow/rules/fullstack_projections.smk"
 include: "workflow/rules/fullstack_optim.smk"
 include: "workflow/rules/fullstack_attention.smk"
+include: "workflow/rules/fullstack.smk"
 include: "workflow/rules/kernels.smk"
 include: "workflow/rules/evals.smk"
 include: "workflow/rules/publish.smk"
@@ -31,9 +32,7 @@ rule all:
         ablation_results(config["scale"]),
         rules.formats.input,
         rules.fidelity.input,
-        rules.fullstack_projections.input,
-        rules.fullstack_optim.input,
-        rules.attention_sensitivity.input,
+        rules.fullstack.input,
         rules.kernels.input,
         evals_results(config["scale"]),
     message:

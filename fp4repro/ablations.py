@@ -1,4 +1,7 @@
-"""Ablations as data: `configs/ablations.yaml`, each a base and the one or two fields replaced.
+"""Ablations as data: a base and the one or two fields replaced, by name in two files.
+
+`configs/ablations.yaml` takes the NVFP4 paper apart, `configs/fullstack.yaml` Full-Stack FP4. A name that
+both have is a recipe's, which is the same in both.
 
 `replace` takes the fields of `Recipe` in plain YAML: formats by name (`nvfp4`, `nvfp4-16x16`, null for
 BF16), or as a mapping with `format` and fields of `BlockFormat`; other dataclasses as mappings of their
@@ -19,7 +22,7 @@ from fp4repro.errors import Fp4ReproError
 from fp4repro.recipes import Recipe, recipe, recipe_names
 from fp4repro.schemas import ROOT, SCHEMAS, check, read_yaml
 
-ABLATIONS = ROOT / "configs" / "ablations.yaml"
+ABLATIONS, FULLSTACK = (ROOT / "configs" / f"{name}.yaml" for name in ("ablations", "fullstack"))
 Expectation = Literal["worse", "better", "same", "diverges"]
 BOTH_SLOTS = {
     "weights": ("w_fprop", "w_dgrad"),
@@ -63,9 +66,15 @@ class Ablation:
     note: str = ""
 
     @property
-    def branches(self) -> bool:
-        """Whether the protocol of branches can hold it: same model, no switch late in a whole run."""
-        return self.run == RunChange() and self.recipe.late_bf16 is None
+    def only_whole(self) -> str:
+        """Why a branch of a BF16 trunk cannot hold it; empty where one can."""
+        if self.run != RunChange() or self.recipe.late_bf16 is not None:
+            return "changes the run itself"
+        if self.recipe.optimizer.kind != "adamw":
+            return f"trains with {self.recipe.optimizer.kind}, whose states a trunk of AdamW does not have"
+        if self.recipe.lora_svd is not None and self.recipe.lora_svd.trainable_factors:
+            return "trains factors beside W, of which a trunk's optimizer knows nothing"
+        return ""
 
 
 def load_ablations(path: str | Path = ABLATIONS) -> dict[str, Ablation]:
@@ -84,6 +93,14 @@ def load_ablations(path: str | Path = ABLATIONS) -> dict[str, Ablation]:
             if other not in found and other not in recipe_names():
                 raise Fp4ReproError(f"{path}: {ablation.name}: {_unknown(other, found)}")
     return found
+
+
+def load_entries(ablations: str | Path = ABLATIONS, fullstack: str | Path = FULLSTACK) -> dict[str, Ablation]:
+    """The entries of both files, which is what training knows beside recipes."""
+    found, more = load_ablations(ablations), load_ablations(fullstack)
+    for name in found.keys() & more.keys() - set(recipe_names()):
+        raise Fp4ReproError(f"{fullstack}: {name} is an entry of {ablations} already: name it otherwise")
+    return more | found
 
 
 def recipe_or_ablation(name: str, ablations: dict[str, Ablation]) -> Recipe:
@@ -144,7 +161,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         wrong = sorted(set(value) - set(known))
         if wrong:
             raise Fp4ReproError(f"{name} has no {wrong[0]!r}; it has {', '.join(known)}")
-        return settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+        hints = get_type_hints(settings)
+        return settings(**{k: _typed(f"{name}.{k}", v, hints[k]) for k, v in value.items()})
     return tuple(value) if isinstance(value, list) else value
 
 

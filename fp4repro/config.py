@@ -8,13 +8,24 @@ write instead.
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fp4repro.ablations import Ablation, load_ablations
+from fp4repro.ablations import FULLSTACK, Ablation, load_ablations
 from fp4repro.errors import Fp4ReproError
-from fp4repro.plans import SECTIONS, Ablations, Cluster, Evals, Fidelity, FullstackOptim, Pretrain
+from fp4repro.plans import (
+    SECTIONS,
+    Ablations,
+    Asked,
+    AttentionControl,
+    Cluster,
+    Evals,
+    Fidelity,
+    Fullstack,
+    FullstackOptim,
+    Pretrain,
+)
 from fp4repro.recipes import recipe
 from fp4repro.schemas import ROOT, SCHEMAS, check, raise_all, read_yaml, with_defaults
 
@@ -65,6 +76,10 @@ class Training:
     validation_every: int  # steps
     validation_tokens: int
     checkpoint_every: int  # steps
+    keep_checkpoints: int = 1
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    recompute_activations: bool = False
     phases: tuple[Phase, ...] = ()  # of a corpus of sources
 
     @property
@@ -93,6 +108,8 @@ class Scale:
     training: Training
     pretrain: Pretrain
     ablations: Ablations
+    fullstack: Fullstack
+    attention_control: AttentionControl
     fidelity: Fidelity
     fullstack_optim: FullstackOptim
     evals: Evals
@@ -108,6 +125,15 @@ class Scale:
     def model_path(self) -> Path:
         return MODELS / f"{self.model}.yaml"
 
+    @property
+    def fullstack_run(self) -> "Scale":
+        """The scale as full-stack runs from scratch take it."""
+        section = self.fullstack
+        training = replace(self.training, **_tuples(section.training))
+        if section.model is None:
+            return replace(self, training=training)
+        return replace(self, model=section.model, model_overrides={}, training=training)
+
 
 def load_scale(path: str | Path) -> Scale:
     """Read and check a scale file; all its mistakes are raised together, one sentence a line."""
@@ -122,18 +148,32 @@ def load_scale(path: str | Path) -> Scale:
         "training": Training(**_tuples(filled["training"] | {"phases": _phases(filled["training"])})),
     }
     parts |= {name: section(**_tuples(filled[name])) for name, section in SECTIONS.items()}
-    entries = load_ablations()
-    parts["ablations"] = _ablations(filled["ablations"], entries)
+    entries = {"ablations": load_ablations(), "fullstack": load_ablations(FULLSTACK)}
+    of_training = schema["properties"]["training"] | {"required": [], "$defs": schema["$defs"]}
+    check(filled["fullstack"].get("training", {}), of_training, f"{path}: fullstack.training")
+    for name, section in (("ablations", Ablations), ("fullstack", Fullstack)):
+        parts[name] = section(**_spelled_out(filled[name], entries[name]))
+    parts["evals"] = _evals(filled["evals"])
     scale = Scale(**dict.fromkeys(("log_every", "health_every")) | filled | parts)
-    faults = (_faults(scale, path), _phase_faults(scale, path), _ablation_faults(scale, entries, path))
-    raise_all([sentence for some in faults for sentence in some])
+    faults = [fault for name in entries for fault in _entry_faults(scale, name, entries[name], path)]
+    if scale.fullstack.own_run:
+        faults += _faults(scale.fullstack_run, path)
+    faults += [*_faults(scale, path), *_phase_faults(scale, path), *_trunk_faults(scale, path)]
+    raise_all(list(dict.fromkeys(faults)))
     return scale
 
 
-def _ablations(section: dict, entries: dict[str, Ablation]) -> Ablations:
-    """The section with `all` spelled out: every entry from scratch, those that can be as branches."""
-    every = {"scratch": list(entries), "branches": [e.name for e in entries.values() if e.branches]}
-    return Ablations(**_tuples({k: every[k] if v == "all" else v for k, v in section.items()}))
+def _spelled_out(section: dict, entries: dict[str, Ablation]) -> dict:
+    """A section without `all`: every entry from scratch, those that can be as branches."""
+    every = {"scratch": list(entries), "branches": [e.name for e in entries.values() if not e.only_whole]}
+    return _tuples({k: every[k] if v == "all" else v for k, v in section.items()})
+
+
+def _evals(section: dict) -> Evals:
+    """The section with the runs' entries, which stand in it directly, as a group like the other."""
+    mmlu_pro, pretrained = section.pop("mmlu_pro"), section.pop("pretrained")
+    runs, pretrained = (Asked(**_tuples(group)) for group in (section, pretrained))
+    return Evals(runs, pretrained, mmlu_pro)
 
 
 def _phases(training: dict) -> list[Phase]:
@@ -217,24 +257,28 @@ def _phase_faults(scale: Scale, path: Path) -> Iterator[str]:
         yield f"{path}: corpus.sources: {name} is in no mixture of training.phases: use it or take it out"
 
 
-def _ablation_faults(scale: Scale, entries: dict[str, Ablation], path: Path) -> Iterator[str]:
-    plan, t = scale.ablations, scale.training
+def _entry_faults(scale: Scale, section: str, entries: dict[str, Ablation], path: Path) -> Iterator[str]:
+    plan = getattr(scale, section)
     for protocol in ("scratch", "branches"):
         for name in getattr(plan, protocol):
             if name not in entries:
                 near = difflib.get_close_matches(name, entries, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                yield f"{path}: ablations.{protocol}: configs/ablations.yaml has no entry {name!r}{hint}"
+                yield f"{path}: {section}.{protocol}: configs/{section}.yaml has no entry {name!r}{hint}"
     for name in plan.branches:
-        if name in entries and not entries[name].branches:
+        if name in entries and entries[name].only_whole:
             yield (
-                f"{path}: ablations.branches: {name} changes the run itself, which only a run from scratch "
-                "can hold: name it under ablations.scratch"
+                f"{path}: {section}.branches: {name} {entries[name].only_whole}, which only a run from "
+                f"scratch can hold: name it under {section}.scratch"
             )
+
+
+def _trunk_faults(scale: Scale, path: Path) -> Iterator[str]:
+    plan, t = scale.ablations, scale.training
     trunk, warmup = round(plan.branch_from * t.steps), round(t.warmup_fraction * t.steps)
     stable = t.steps - round(t.decay_fraction * t.steps)
     sound = t.steps and t.warmup_fraction + t.decay_fraction <= 1  # else told already
-    if plan.branches and sound and not max(warmup, 1) <= trunk < stable:
+    if (plan.branches or scale.fullstack.branches) and sound and not max(warmup, 1) <= trunk < stable:
         yield (
             f"{path}: ablations.branch_from = {plan.branch_from} is step {trunk}, but branches leave a run "
             f"in its stable phase, which here is from step {max(warmup, 1)} to {stable}"

@@ -3,7 +3,8 @@
 `workflow/schemas/scale.schema.yaml` describes every field, its unit and its default.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,36 @@ class Ablations:
     branch_seeds: tuple[int, ...]
     branch_from: float  # share of the run's steps
     branch_steps: int
+
+
+@dataclass(frozen=True)
+class Fullstack:
+    """Which entries of `configs/fullstack.yaml` run, as the ablations do; branches leave their trunks.
+
+    What runs from scratch may be smaller than the scale's own run: another model, other fields of
+    `training`. With neither, BF16 is the pretraining run of the same seed.
+    """
+
+    scratch: tuple[str, ...]
+    scratch_seeds: tuple[int, ...]
+    branches: tuple[str, ...]
+    branch_seeds: tuple[int, ...]
+    model: str | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_run(self) -> bool:
+        return bool(self.model or self.training)
+
+
+@dataclass(frozen=True)
+class AttentionControl:
+    """Training of the tiny language model with D and P apart (`fullstack.attention_control`)."""
+
+    steps: int
+    width: int
+    seeds: tuple[int, ...]
+    reduced: bool  # only what shows the effect
 
 
 @dataclass(frozen=True)
@@ -48,14 +79,26 @@ class FullstackOptim:
 
 
 @dataclass(frozen=True)
-class Evals:
-    """What is evaluated: every model in every arithmetic; the first pair is what others compare with."""
+class Asked:
+    """Models that are asked the same: every model in every arithmetic."""
 
     tasks: tuple[str, ...]
-    models: tuple[str, ...]  # runs as <recipe>/seed-<number>, or names of Hugging Face models
+    models: tuple[str, ...]  # runs as <recipe>/seed-<number>, or names of pretrained models
     recipes: tuple[str, ...]  # of the forward pass, as in fp4repro.evals.arithmetic
-    mmlu_pro: str  # "local", "hub" or a folder
     limit: int | None = None  # questions of a task, spread evenly over it
+
+
+@dataclass(frozen=True)
+class Evals:
+    """What is evaluated: our runs, whose first is what others compare with, and pretrained models."""
+
+    runs: Asked
+    pretrained: Asked
+    mmlu_pro: str  # "local", "hub" or a folder
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.runs.models + self.pretrained.models
 
 
 @dataclass(frozen=True)
@@ -79,5 +122,5 @@ SECTIONS = {
     "pretrain": Pretrain,
     "fidelity": Fidelity,
     "fullstack_optim": FullstackOptim,
-    "evals": Evals,
+    "attention_control": AttentionControl,
 }

@@ -18,10 +18,10 @@ from pathlib import Path
 from fp4repro.config import Scale, load_scale
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import sha256
-from fp4repro.publish import CHECKSUMS, MANIFEST, read_checksums
+from fp4repro.publish import CHECKSUMS, MANIFEST, RAW, read_checksums
 from fp4repro.report.latex import latex_tables
 from fp4repro.report.published import Published, load_published
-from fp4repro.report.registry import TABLES
+from fp4repro.report.registry import TABLES, Table
 from fp4repro.report.schema import COLUMNS, Row, parse_rows
 
 RELATIVE = 1e-9  # what two machines' libraries may differ by
@@ -32,8 +32,8 @@ class Verdict:
     """What was found of one folder."""
 
     recomputed: tuple[str, ...]  # tables made anew from raw rows
-    measured: tuple[str, ...]  # tables whose CSV is the raw measurement: what is made from it was
-    unknown: tuple[str, ...]  # tables that no entry of the registry makes: their checksums alone count
+    measured: tuple[str, ...]  # measurements: compared with their raw copy, made into Markdown
+    unknown: tuple[str, ...]  # no entry of the registry: compared with their raw copy
     faults: tuple[str, ...]
 
 
@@ -44,8 +44,8 @@ def main() -> None:
     verdict = verify(folder)
     for what, names in (
         ("recomputed from raw rows", verdict.recomputed),
-        ("the CSV is the measurement; made anew from it: the Markdown", verdict.measured),
-        ("checksum only", verdict.unknown),
+        ("measurements, compared with their raw copy; made anew from them: the Markdown", verdict.measured),
+        ("measurements that this version has no reader's table for", verdict.unknown),
     ):
         if names:
             print(f"{what}: {', '.join(names)}")
@@ -69,7 +69,6 @@ def verify(folder: Path) -> Verdict:
     faults = [
         fault
         for name, path in tables.items()
-        if name in TABLES
         for fault in _table_faults(folder, name, path, scale, published, broken)
     ]
     return Verdict(
@@ -96,10 +95,10 @@ def _broken(folder: Path) -> Iterator[tuple[str, str]]:
 def _table_faults(
     folder: Path, name: str, path: Path, scale: Scale, published: Sequence[Published], broken: dict
 ) -> Iterator[str]:
-    table, rows = TABLES[name], parse_rows(path)
-    if table.rows:
-        exact = path.relative_to(folder).as_posix() in broken
-        made = table.rows(folder, scale, published)
+    table, rows = TABLES.get(name, Table(None, None)), parse_rows(path)
+    raw, exact = folder / RAW / path.name, path.relative_to(folder).as_posix() in broken
+    if table.rows or raw.is_file():
+        made = table.rows(folder, scale, published) if table.rows else parse_rows(raw)
         yield from _row_faults(f"tables/{path.name}", rows, made, exact)
         rows = made
     if table.markdown:

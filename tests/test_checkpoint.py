@@ -1,21 +1,17 @@
 """Checkpoints: whole or refused, of the same run or refused; and runs that are killed go on."""
 
 import json
-import multiprocessing
-import os
 import random
 import signal
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
+import ranks
 import torch
 import yaml
+from ranks import Ranks, options, write_scale
 
-from fp4repro.config import load_scale
-from fp4repro.data.tokens import prepare
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.train.__main__ import main
 from fp4repro.train.checkpoint import load_checkpoint, save_checkpoint
@@ -120,68 +116,19 @@ STEPS = 16
 
 @pytest.fixture(scope="module")
 def scale(tmp_path_factory):
-    """A scale file of a short run, beside the token files of a made-up text."""
-    folder = tmp_path_factory.mktemp("scale")
-    letters = np.random.default_rng(0).choice(list("etaoin shrdlu,.\n"), 40_000)
-    for name, part in (("train.txt", letters[:30_000]), ("held.txt", letters[30_000:])):
-        (folder / name).write_text("".join(part))
-    document = {
-        "scale": "short",
-        "description": "A few steps of the tiny model.",
-        "model": "tiny",
-        "corpus": {"files": [str(folder / "train.txt")], "validation": [str(folder / "held.txt")]},
-        "tokenizer": {"vocabulary": 384},
-        "training": {
-            "tokens": STEPS * 128,
-            "batch": 1,
-            "context": 128,
-            "learning_rate": 2e-3,
-            "validation_every": 5,
-            "validation_tokens": 256,
-            "checkpoint_every": 3,
-        },
-        "pretrain": {"recipes": ["bf16", "nvfp4"], "seeds": [0]},
-        "ablations": {"branch_from": 0.5, "branch_steps": STEPS // 2},
-        "device": "cpu",
-        "log_every": 1,
-    }
-    path = folder / "short.yaml"
-    path.write_text(yaml.safe_dump(document))
-    prepare(load_scale(path), folder / "data")
-    return path
+    return write_scale(tmp_path_factory.mktemp("scale"), STEPS)
 
 
 @pytest.fixture(scope="module")
 def processes():
-    """Starts processes that have imported torch already, which takes longer than these runs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "fp4repro.train.__main__"])
-    return context
-
-
-def run(arguments, said):
-    """The command, in a process of its own; what it says goes to a file."""
-    os.environ["FP4REPRO_COMPILE"] = "0"  # the same bits as compiled, without the wait
-    sys.argv[1:] = arguments
-    os.dup2(os.open(said, os.O_WRONLY | os.O_TRUNC), sys.stderr.fileno())
-    run_stage("fp4repro.train", main)
-
-
-def options(scale, out, recipe="bf16", seed=0, data=None, **more):
-    data = data or scale.parent / "data"
-    named = {"scale": scale, "recipe": recipe, "seed": seed, "data": data, "out": out} | more
-    return [f"--{name}={value}" for name, value in named.items()]
+    return ranks.processes()
 
 
 @pytest.fixture(scope="module")
 def trunk(processes, scale):
     """A BF16 run's first half, which branches leave."""
-    out, said = scale.parent / "trunk", scale.parent / "trunk.txt"
-    said.touch()
-    process = processes.Process(target=run, args=(options(scale, out, protocol="trunk"), said))
-    process.start()
-    process.join()
-    assert process.exitcode == 0, said.read_text()
+    out = scale.parent / "trunk"
+    Ranks(processes, options(scale, out, protocol="trunk"), scale.parent / "said").finish()
     return out / "trunk.pt"
 
 
@@ -196,28 +143,18 @@ def test_a_killed_run_goes_on_bit_for_bit(processes, scale, trunk, tmp_path, rec
     more = {"protocol": protocol} | ({"trunk": trunk} if protocol == "branches" else {})
 
     def start(out):
-        said = tmp_path / f"{out}.txt"
-        said.touch()
         arguments = options(scale, tmp_path / out, recipe, **more)
-        process = processes.Process(target=run, args=(arguments, said))
-        process.start()
-        return process, said
+        return Ranks(processes, arguments, tmp_path / f"{out}.txt")
 
     broken = tmp_path / "broken"
-    unbroken, _ = start("unbroken")
-    victim, said = start("broken")
-    while f"step {kill_at}/{STEPS}" not in said.read_text():
-        assert victim.is_alive(), said.read_text()
-        time.sleep(0.01)
-    victim.kill()
-    victim.join()
-    assert victim.exitcode == -signal.SIGKILL
+    unbroken, victim = start("unbroken"), start("broken")
+    victim.wait_for(f"step {kill_at}/{STEPS}")
+    victim.kill(0)
+    assert victim.processes[0].exitcode == -signal.SIGKILL
     assert {p.name for p in broken.iterdir() if p.name[0] != "."} == {"checkpoint.pt"}
 
-    resumed, said = start("broken")
-    for process in (resumed, unbroken):
-        process.join()
-        assert process.exitcode == 0, said.read_text()
+    start("broken").finish()
+    unbroken.finish()
     files = {path.name for path in (tmp_path / "unbroken").iterdir()}
     assert ("model.safetensors" in files) == (protocol == "pretrain")
     for name in files - {"run.json"}:

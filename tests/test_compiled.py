@@ -145,6 +145,19 @@ def test_surroundings_do_not_use_up_the_compiler_s_patience(compiler):
                 fake_quantize(x.to(dtype), NVFP4)
 
 
+def make_turned():
+    matrix = torch.arange(256.0).view(16, 16)
+    return lambda x: (x @ matrix).relu()
+
+
+def test_a_kernel_may_hold_a_constant(compiler):
+    """As the step of an optimizer holds its Hadamard matrix."""
+    for rows in (3, 5):
+        x = torch.randint(-4, 5, (rows, 16)).float()
+        found = compiling.compiled(make_turned)(x)
+        assert torch.equal(found, make_turned()(x)) and found.any()
+
+
 def test_denormals_survive_in_this_thread_and_in_kernels(compiler):
     """A shared library built with fast maths may set flush-to-zero where it is loaded."""
     fake_quantize(torch.ones(32, 32), NVFP4)

@@ -1,109 +1,41 @@
-# ruff: noqa: E402 (lm-eval is an extra)
-"""Evaluations: the scoring against known answers, shared forward passes, and no hub where data is local."""
+"""Evaluations: the scoring against known answers, and forward passes that are shared."""
 
-import json
 import math
 import os
-import socket
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-lm_eval = pytest.importorskip("lm_eval", reason="needs the extra evals")
+pytest.importorskip("lm_eval", reason="needs the extra evals")
 
 import pyarrow
 import pyarrow.parquet
-from lm_eval.api.model import LM
+from evals_cases import CPU, Oracle, ask, tiny_llama, tiny_model, write_questions
 
-from fp4repro.config import load_scale
 from fp4repro.data.documents import Document
 from fp4repro.errors import Fp4ReproError
-from fp4repro.evals import evaluate, heldout, mmlu_pro, tasks
+from fp4repro.evals import evaluate, heldout, mmlu_pro
 from fp4repro.evals.adapter import Adapter
 from fp4repro.evals.arithmetic import arithmetic
-from fp4repro.evals.model import EvalModel, wrap
-from fp4repro.models import HybridModel, ModelConfig
-from fp4repro.report.questions import load_evaluations
-
-ROOT = Path(__file__).parents[1]
-CPU = torch.device("cpu")
-CATEGORIES = ("biology", "business", "chemistry", "computer science", "economics", "engineering", "health")
-CATEGORIES += ("history", "law", "math", "other", "philosophy", "physics", "psychology")
-TINY = {"pattern": "M-*-", "width": 32, "vocabulary": 384, "ffn_width": 64, "query_heads": 2, "kv_heads": 1}
-TINY |= {"head_dim": 16, "mamba_heads": 2, "mamba_head_dim": 16, "state": 23, "chunk": 16}
-
-
-def byte_tokenizer() -> Tokenizer:
-    """One token a byte, and one for a letter after a space, as real ones have."""
-    merges = [("\u0120", letter) for letter in mmlu_pro.LETTERS]  # how the alphabet spells a space
-    pieces = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(pair) for pair in merges]
-    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return tokenizer
+from fp4repro.evals.model import wrap
 
 
 @pytest.fixture
 def tiny(eager):
-    """Our model, small and untrained, with a token a byte and room for 64."""
-    module = HybridModel(ModelConfig.from_dict(TINY), generator=torch.Generator().manual_seed(0))
-    return EvalModel("tiny", module, byte_tokenizer(), begin=300, end=300, context=64, device=CPU)
+    return tiny_model()
 
 
 @pytest.fixture
 def llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
-    config.update({"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128})
-    config.update({"tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": 300})
-    tokenizer = byte_tokenizer()
-    tokenizer.eos_token_id, tokenizer.bos_token_id = 300, None
-    return wrap("llama", LlamaForCausalLM(config), tokenizer, CPU)
-
-
-class Oracle(LM):
-    """Finds the continuation `wanted` likeliest wherever it is one."""
-
-    def __init__(self, wanted: str):
-        super().__init__()
-        self.wanted = wanted
-
-    def loglikelihood(self, requests, **_):
-        return [(0.0 if r.args[1].strip() == self.wanted else -9.0, False) for r in requests]
-
-    def loglikelihood_rolling(self, requests, **_):
-        raise NotImplementedError
-
-    generate_until = loglikelihood_rolling
+    return tiny_llama()
 
 
 @pytest.fixture
 def parquet(tmp_path):
-    """A folder with 70 questions in the form of MMLU-Pro's, of 3 to 10 options, five a category."""
-    generator = np.random.default_rng(0)
-    rows = []
-    for number in range(70):
-        options = [f"option {number} {place}" for place in range(int(generator.integers(3, 11)))]
-        answer = int(generator.integers(len(options)))
-        category = CATEGORIES[number % 14]
-        rows.append({"question_id": number, "question": f"What is {number}?", "options": options})
-        rows[-1] |= {"answer": string.ascii_uppercase[answer], "answer_index": answer, "src": "here"}
-        rows[-1] |= {"category": category, "cot_content": f"A: Let's think step by step. Aha {number}."}
-    for split in ("test", "validation"):
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{split}.parquet")
-    return tmp_path
-
-
-def ask(lm, asked, limit=None):
-    lm.model = type("Anything", (), {"device": CPU}) if not hasattr(lm, "model") else lm.model
-    return evaluate.ask(lm, asked, limit)
+    return write_questions(tmp_path)
 
 
 @pytest.mark.parametrize("letter", "ACJ")
@@ -235,7 +167,7 @@ def test_arithmetics_differ_and_bf16_is_left_alone(tiny):
     import fp4repro
 
     scores = {}
-    for name in ("bf16", "fp8", "mxfp4", "nvfp4", "nvfp4+rht", "nvfp4+4over6", "nvfp4+rht+4over6", "bf16"):
+    for name in ("bf16", "fp8", "mxfp4", "nvfp4", "nvfp4+rht", "four-over-six", "four-over-six+rht", "bf16"):
         recipe = arithmetic(name).replace(keep=fp4repro.KeepBF16())
         fp4repro.convert(tiny.module, recipe)
         value = tiny.logits(list(range(40)), [[1, 2]])[0].sum().item()
@@ -249,89 +181,23 @@ def test_an_unknown_arithmetic_is_a_sentence(name):
         arithmetic(name)
 
 
-def test_ours_and_lm_evals_figures_agree(tiny, parquet, tmp_path):
-    documents = [Document("a", "\n".join(f"line {i} of a text {i * i}" for i in range(900)))]
-    asked = [
-        heldout.cloze_task(documents),
-        heldout.text_task(documents),
-        mmlu_pro.letters_task(str(parquet)),
-        mmlu_pro.cloze_task(str(parquet)),
-    ]
-    about = {"scale": "s", "device": "d", "torch": "t", "commit": "c", "recipes": [], "not_run": {}}
-    evaluate.evaluate_model(tiny, ["bf16", "nvfp4"], asked, 6, tmp_path / "out", about)
-    got = load_evaluations([tmp_path / "out"])
-    assert [arm[1] for arm in got.found] == ["bf16", "nvfp4"]
-    checked = 0
-    for (_, recipe), answers in got.found.items():
-        theirs = json.loads((tmp_path / "out" / "lm_eval" / f"{recipe}.json").read_text())["results"]
-        for (task, metric), answer in answers.items():
-            assert len(answer.questions) == 6
-            assert theirs[task][f"{metric},none"] == pytest.approx(answer.figure, rel=1e-12)
-            checked += 1
-    assert checked == 2 * (3 * 3 + 1)
+def test_taking_the_transform_out_changes_no_bit_and_putting_it_on_fprop_does(tiny):
+    import fp4repro
+
+    scores = []
+    for recipe in (arithmetic("nvfp4"), arithmetic("nvfp4").replace(hadamard=()), arithmetic("nvfp4+rht")):
+        fp4repro.convert(tiny.module, recipe.replace(keep=fp4repro.KeepBF16()))
+        scores.append(tiny.logits(list(range(40)), [[1, 2]])[0])
+    assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[0], scores[2])
 
 
-def test_the_official_definitions_run_on_local_files_without_any_network(parquet, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a socket was opened")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    group = mmlu_pro.official_task(str(parquet))
-    assert len(list(group.get_all_tasks())) == 14
-    biology = next(task for task in group.get_all_tasks() if task.task_name == "mmlu_pro_biology")
-    biology.set_config("num_fewshot", 5)
-    prompt = biology.fewshot_context(biology.eval_docs[0], 5)
-    assert prompt.startswith("The following are multiple choice questions (with answers) about biology.")
-    assert prompt.count("Let's think step by step.") == 6
-    assert len(biology.eval_docs) == 5 and biology.OUTPUT_TYPE == "generate_until"
-    letters = mmlu_pro.letters_task(str(parquet))
-    assert len(letters.eval_docs) == 70
+def test_bits_are_of_log_likelihoods():
+    sample = {"doc_id": 3, "doc": {}, "arguments": [()], "bits_per_byte": (-3 * math.log(2), 4)}
+    ((*_, value, weight, chance),) = evaluate.answers({"t": [sample]}, {"t": ["bits_per_byte"]})
+    assert value == pytest.approx(3.0) and weight == 4 and chance is None
 
 
-def test_what_needs_the_hub():
-    assert not tasks.needs_hub(["heldout_cloze", "mmlu_pro", "mmlu_pro_letters"], "local")
-    assert not tasks.needs_hub(["mmlu_pro"], "/a/folder")
-    assert tasks.needs_hub(["mmlu_pro"], "hub")
-    assert tasks.needs_hub(["hellaswag"], "local")
-
-
-def test_switching_the_hub_off_comes_before_anything_reads_it(monkeypatch):
-    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE"):
-        monkeypatch.setenv(variable, "0")
-    tasks.switch_hub_off()
-    assert os.environ["HF_HUB_OFFLINE"] == os.environ["HF_DATASETS_OFFLINE"] == "1"
-    # The stage may import neither before it has decided.
-    code = (
-        "import sys, fp4repro.evals.__main__; print({'datasets', 'lm_eval', 'transformers'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stderr
-
-
-@pytest.mark.parametrize("source", ["local", "/nowhere"])
-def test_questions_that_are_not_there_are_a_sentence(source, monkeypatch):
-    monkeypatch.delenv("FP4REPRO_DATA", raising=False)
-    with pytest.raises(Fp4ReproError, match=r"no local MMLU-Pro.*or say hub"):
-        mmlu_pro.letters_task(source)
-
-
-def test_the_papers_benchmarks_are_tasks_of_lm_eval():
-    from lm_eval.tasks import TaskManager
-
-    folder = Path(lm_eval.tasks.__file__).parent
-    names = tasks.paper_tasks()
-    assert len(names) == 14
-    # Indexing all of lm-eval takes half a minute: only the folders that the names can be in are read.
-    places = ["mmlu/default", "mmlu_pro", "agieval", "gsm8k", "benchmarks", "global_mmlu/default/en"]
-    places += ["mgsm", "humaneval", "mbpp", "arc", "hellaswag", "openbookqa", "piqa", "winogrande"]
-    manager = TaskManager(include_path=[str(folder / p) for p in places], include_defaults=False)
-    assert set(names.values()) <= set(manager.all_tasks)
-
-
-def test_bits_and_nats():
-    from fp4repro.evals.choices import bits
-
-    assert bits(-math.log(2)) == pytest.approx(1.0)
-    assert load_scale(ROOT / "configs" / "scales" / "smoke.yaml").evals.models
+def test_a_model_without_an_end_of_text_is_a_sentence(llama):
+    llama.tokenizer.eos_token_id = llama.module.config.eos_token_id = None
+    with pytest.raises(Fp4ReproError, match=r"^llama has no eos_token_id"):
+        wrap("llama", llama.module, llama.tokenizer, CPU)

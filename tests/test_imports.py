@@ -33,8 +33,8 @@ ALLOWED = {
     },
     "pretrained": {"errors", "files"},
     "evals": {
-        *("public", "errors", "files", "recipes", "config", "data", "report.questions"),
-        *("train.provenance", "fidelity.tensors", "pretrained"),
+        *("public", "errors", "files", "core.compiled", "recipes", "config", "data"),
+        *("report", "train.provenance", "fidelity.tensors", "pretrained"),
     },
     "fidelity": {
         *("ablations", "errors", "core", "recipes", "layers", "models", "config", "data", "report"),
@@ -44,21 +44,23 @@ ALLOWED = {
     "roofline": {"errors", "core", "recipes", "layers", "models", "config", "report"},
     "memory": {
         *("public", "errors", "core", "recipes", "optim", "models", "config", "report"),
-        *("train.provenance", "roofline"),
+        *("train.provenance", "train.held", "roofline"),
     },
     "budget": {
         *("errors", "ablations", "recipes", "config", "report", "train", "roofline", "memory"),
     },
     "bench": {
-        *("public", "errors", "core", "layers", "backends", "optim", "models", "config", "report"),
-        *("train", "roofline"),
+        *("public", "errors", "core", "recipes", "layers", "backends", "optim", "models", "config"),
+        *("report", "train", "roofline"),
     },
     "fullstack": {
         *("public", "errors", "core", "recipes", "layers", "attention", "optim", "models", "config"),
         *("data", "report", "train.provenance", "fidelity", "bench.timing"),
     },
     "verify": {"errors", "files", "config", "report", "publish"},
-    "publish": {"errors", "files", "ablations", "config", "report"},
+    "archive": {"errors", "files", "verify"},
+    "crate": {"errors"},
+    "publish": {"errors", "files", "ablations", "config", "report", "crate"},
 }
 
 

@@ -28,7 +28,7 @@ from fp4repro.report.published_accuracy import (
     load_benchmarks,
     published_rows,
 )
-from fp4repro.report.questions import Answers, read_questions, write_questions
+from fp4repro.report.questions import MEASURES, Answers, Evaluations, read_questions, write_questions
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = load_published(ROOT / "configs" / "published.yaml")
@@ -93,9 +93,33 @@ def test_a_ratio_is_resampled_with_its_weights():
     assert answers(bits, nbytes).figure == 90 / 31
 
 
+def test_a_perplexity_is_the_exponential_of_its_ratio():
+    generator = np.random.default_rng(4)
+    words = generator.integers(5, 50, 30)
+    arm, baseline = (
+        replace(answers(nats, words), measure=MEASURES["word_perplexity"])
+        for nats in (words * 3.2 + generator.random(30), words * 3.0 + generator.random(30))
+    )
+    wanted = [np.exp(a.values.sum() / words.sum()) for a in (arm, baseline)]
+    got = compare(arm, baseline)
+    assert arm.figure == wanted[0] and got.difference == wanted[0] - wanted[1]
+    assert 0 < got.low < got.difference < got.high
+
+
 def test_arms_with_other_questions_are_refused():
     with pytest.raises(Fp4ReproError, match="1 of them were put to one arm only"):
         compare(answers([1, 0]), answers([1, 0, 1]))
+
+
+def test_models_with_other_samples_are_paired_with_themselves_alone():
+    asked = ("cloze", "acc")
+    found = {("run", "bf16"): {asked: answers([1, 0, 1])}, ("run", "nvfp4"): {asked: answers([1, 1, 1])}}
+    found |= {("big", "bf16"): {asked: answers([1, 0])}, ("big", "nvfp4"): {asked: answers([0, 1])}}
+    pairs = {row.setting for row in paired_rows(found, {"scale": "s"})}
+    assert pairs == {"run in nvfp4 against run in bf16", "big in nvfp4 against big in bf16"}
+    found["big", "nvfp4"] = {asked: answers([1, 0, 1, 1])}
+    with pytest.raises(Fp4ReproError, match="same questions"):
+        paired_rows(found, {"scale": "s"})
 
 
 def test_the_interval_of_one_accuracy_covers_it():
@@ -181,7 +205,8 @@ def test_questions_are_read_as_they_were_written_and_shown(tmp_path):
     assert acc.values.tolist() == [row[5] for row in rows if row[1] == "nvfp4" and row[4] == "acc"]
     where = {"scale": "s", "device": "d", "torch": "t", "commit": "c"}
     missing = [(("run", "bf16"), "mmlu_pro_cloze", "no local MMLU-Pro")]
-    table, paired = evals_rows(found, missing, where), paired_rows(found, where)
+    table = evals_rows(Evaluations(found, missing, where))
+    paired = paired_rows(found, where)
     text = evals_markdown(table)
     assert f"{100 * acc.figure:.2f} [" in text and "no local MMLU-Pro." in text
     by = {row.metric: row for row in paired}

@@ -1,6 +1,7 @@
 """The project's files agree with each other, and `make` speaks in sentences."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -122,3 +123,27 @@ def test_make_builds_a_broken_environment_again_and_leaves_a_whole_one(copy):
     assert "pip install" not in make(copy, "--dry-run", "env").stdout
     os.utime(copy / "constraints.txt", (stamp.stat().st_mtime + 1,) * 2)
     assert "pip install" in make(copy, "--dry-run", "env").stdout
+
+
+def test_citation_and_archive_metadata_agree_with_the_project():
+    """What CITATION.cff 1.2.0 and Zenodo require is there, and says the same."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    zenodo = json.loads((ROOT / ".zenodo.json").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["cff-version"] == "1.2.0" and all(author.get("name") for author in citation["authors"])
+    assert {"title", "description", "upload_type", "creators"} <= zenodo.keys()
+    for name, wanted in (("version", PROJECT["version"]), ("license", PROJECT["license"]["text"])):
+        assert citation[name] == zenodo[name] == wanted
+    assert citation["title"] == zenodo["title"] and citation["keywords"] == zenodo["keywords"]
+    assert [a["name"] for a in citation["authors"]] == [c["name"] for c in zenodo["creators"]]
+    papers = [entry["identifiers"][0]["value"] for entry in citation["references"]]
+    assert papers == [entry["identifier"] for entry in zenodo["related_identifiers"]]
+
+
+def test_everything_that_the_code_imports_is_asked_for():
+    """Templates, fonts and archives need packages that others happen to bring: they are named all the same."""
+    asked = {canonicalize_name(r.name) for r in REQUIRED}
+    assert {"jinja2", "fonttools", "rocrate", "mkdocs-material"} <= asked
+    for extra, package in (("publish", "rocrate"), ("docs", "mkdocs-material")):
+        (line,) = PROJECT["optional-dependencies"][extra]
+        assert Requirement(line).name == package

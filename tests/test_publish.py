@@ -1,5 +1,6 @@
 """A published folder agrees with itself, and one changed digit is named with its cell."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -8,22 +9,26 @@ import numpy as np
 import pytest
 import yaml
 
+from fp4repro import archive
 from fp4repro import publish as publishing
+from fp4repro import verify as verification
 from fp4repro.ablations import load_ablations
 from fp4repro.config import load_scale
 from fp4repro.errors import Fp4ReproError
 from fp4repro.report import formats, schema
+from fp4repro.report.claims import VERDICTS, claim_rows, verdict_of
 from fp4repro.report.latex import escape, latex_tables, markdown_tables
 from fp4repro.report.plan import plans
 from fp4repro.report.published import load_published
 from fp4repro.report.questions import write_questions
-from fp4repro.report.registry import TABLES
-from fp4repro.report.schema import Row, write_rows
+from fp4repro.report.registry import TABLES, planned_tables
+from fp4repro.report.schema import Row, parse_rows, write_rows
 from fp4repro.verify import verify
 
 ROOT = Path(__file__).parents[1]
 COMMIT = "0123456789ab"
 WHERE = {"scale": "one", "device": "CPU", "torch": "2", "commit": COMMIT}
+REAL = ROOT / "results" / "published" / "2026-11-30-73ea5d6"
 CONFIGS = [ROOT / "configs" / f"{name}.yaml" for name in ("published", "benchmarks", "ablations")]
 PLAN = {"branches": ["nvfp4", "no_sr"], "scratch": ["late_end"]}
 RECOMPUTED = [name for name, table in TABLES.items() if table.rows]
@@ -75,13 +80,17 @@ def write_results(results: Path, scale) -> None:
         write_questions(folder / "questions.csv", rows)
         about = {"model": model, "recipes": ["bf16", "nvfp4"], "not_run": {}, **WHERE}
         (folder / "evals.json").write_text(json.dumps(about))
+    for study in ("fidelity", "sensitivity"):
+        (results / study).mkdir()
+        text = (REAL / study / "hybrid.csv").read_text().replace("73ea5d6e864b", COMMIT)
+        (results / study / "hybrid.csv").write_text(text)
     data = ("gaussian", "weights")
     study = [
         Row(
             experiment=formats.EXPERIMENT,
             setting=formats.setting("nvfp4-1x16", kind),
             metric=metric,
-            value=0.5,
+            value=0.51234567,
             unit=unit,
             n=1,
             **WHERE,
@@ -116,6 +125,18 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def published_read_once(monkeypatch):
+    """Reading the published figures takes most of the time of a verification."""
+    monkeypatch.setattr(verification, "load_published", lambda path: _published(path.read_text()))
+
+
+@functools.cache
+def _published(text: str):
+    assert text == CONFIGS[0].read_text()
+    return load_published(CONFIGS[0])
+
+
 @pytest.fixture
 def folder(whole, tmp_path):
     return shutil.copytree(whole / "published", tmp_path / "published")
@@ -130,18 +151,19 @@ def change(path: Path, old: str, new: str) -> None:
 def test_a_folder_agrees_with_itself_and_holds_what_it_needs(folder):
     verdict = verify(folder)
     assert verdict.faults == ()
-    assert set(verdict.recomputed) == {"pretrain", "evals", "evals_paired", "ablations"}
+    assert set(verdict.recomputed) == set(RECOMPUTED)
     assert verdict.measured == ("formats",) and verdict.unknown == ()
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert names >= {"manifest.json", "environment.json", "configs/one.yaml", "configs/published.yaml"}
+    assert names >= {"report.html", "ro-crate-metadata.json", "raw/formats.csv", "fidelity/hybrid.csv"}
     assert names >= {f"tables/{table}.{suffix}" for table in HELD for suffix in ("csv", "md", "tex")}
     assert names >= {"figures/pretrain.svg", "pretrain/bf16/seed-0/metrics.csv"}
     assert not any(name.endswith((".bin", ".safetensors", ".log", ".tsv")) for name in names)
     assert "torch" in json.loads((folder / "environment.json").read_text())["packages"]
 
 
-@pytest.mark.parametrize("place", [1, -2])  # the first and the last digit of a value
-@pytest.mark.parametrize("name", RECOMPUTED)
+# The last digit but one of every table's value, and the first of one.
+@pytest.mark.parametrize(("name", "place"), [(name, -2) for name in HELD] + [("pretrain", 1)])
 def test_one_digit_of_a_table_is_named_with_its_cell(folder, name, place):
     path = folder / "tables" / f"{name}.csv"
     lines = path.read_text().splitlines()
@@ -152,10 +174,10 @@ def test_one_digit_of_a_table_is_named_with_its_cell(folder, name, place):
     digits[spot] = str((int(digits[spot]) + 1) % 10)
     lines[number] = ",".join([*cells[:3], "".join(digits), *cells[4:]])
     path.write_text("\n".join(lines) + "\n")
-    found = [fault for fault in verify(folder).faults if fault.startswith(f"tables/{name}.csv,")]
-    (fault,) = found
+    faults = verify(folder).faults
+    (fault,) = [fault for fault in faults if fault.startswith(f"tables/{name}.csv,")]
     assert f"line {number + 1} ({cells[1]}, {cells[2]}), column value" in fault
-    assert "".join(digits) in fault and cells[3] in fault
+    assert repr(float("".join(digits))) in fault and repr(float(cells[3])) in fault
 
 
 @pytest.mark.parametrize("suffix", ["md", "tex"])
@@ -175,9 +197,10 @@ def test_a_changed_raw_row_changes_its_tables(folder):
 
 
 def test_a_changed_measurement_shows_in_its_markdown(folder):
-    change(folder / "tables" / "formats.csv", "sqnr_db,0.5", "sqnr_db,0.7")
+    change(folder / "raw" / "formats.csv", "sqnr_db,0.5", "sqnr_db,0.7")
     faults = verify(folder).faults
-    assert any(fault.startswith("tables/formats.md, line") and "0.50" in fault for fault in faults)
+    assert any(fault.startswith("tables/formats.md, line") and "0.51" in fault for fault in faults)
+    assert any(fault.startswith("tables/formats.csv, line 2") and "0.71234567" in fault for fault in faults)
 
 
 def test_files_missing_added_and_unknown(folder):
@@ -197,8 +220,83 @@ def test_tables_that_a_scale_lacks_are_left_out(whole, tmp_path):
     configs = [whole / "one.yaml", *CONFIGS]
     publishing.publish(results, load_scale(configs[0]), configs, tmp_path / "published", COMMIT)
     verdict = verify(tmp_path / "published")
-    assert set(verdict.recomputed) == {"pretrain", "evals", "evals_paired"}
+    assert set(verdict.recomputed) == set(RECOMPUTED) - {"ablations"}
     assert verdict.measured == ("formats",) and verdict.faults == ()
+    about = json.loads((tmp_path / "published" / "manifest.json").read_text())
+    there = {*RECOMPUTED, "formats"} - {"ablations"}
+    assert about["missing"] == [name for name in planned_tables(load_scale(configs[0])) if name not in there]
+    assert "ablations" in about["missing"] and "claims" not in about["missing"]
+    page = (tmp_path / "published" / "report.html").read_text()
+    assert "Not in this folder" in page and "<code>ablations</code>" in page
+
+
+def test_chosen_tables_alone_are_published(whole, tmp_path):
+    configs = [whole / "one.yaml", *CONFIGS]
+    chosen, out = ["pretrain", "formats"], tmp_path / "published"
+    publishing.publish(whole / "results", load_scale(configs[0]), configs, out, COMMIT, chosen)
+    assert {path.stem for path in (out / "tables").glob("*.csv")} == {*chosen, "claims"}
+    assert verify(out).faults == ()
+    with pytest.raises(Fp4ReproError, match="has no table kernels"):
+        publishing.commit_of(whole / "results", ["kernels"])
+
+
+def test_claims_are_bounds_with_a_verdict_from_the_interval():
+    def verdicts(low, high, value=1.0):
+        ours = Row(
+            experiment="pretrain",
+            setting="nvfp4",
+            metric="gap_to_fp8",
+            value=value,
+            unit="%",
+            ci_low=low,
+            ci_high=high,
+        )
+        said = Row(
+            experiment="pretrain",
+            setting="nvfp4",
+            metric="gap_to_fp8",
+            value=1.5,
+            unit="%",
+            provenance="published",
+            note="about 1.5 %: a gap; 12B; a paper",
+        )
+        (row,) = claim_rows({"pretrain": [ours, said]})
+        assert row.value == value and "about 1.5 %" in row.note
+        return verdict_of(row)[0]
+
+    assert verdicts(0.5, 1.5) == "supported" and verdicts(0.5, 1.6) == "undecided"
+    assert verdicts(1.6, 2.0, 1.8) == "not supported" and verdicts(None, None) == "undecided"
+
+
+def test_every_claim_of_the_ablations_is_in_the_table_of_claims(whole):
+    tables = whole / "published" / "tables"
+    rows = parse_rows(tables / "claims.csv")
+    assert {verdict_of(row)[0] for row in rows} <= set(VERDICTS)
+    said = [r for r in parse_rows(tables / "ablations.csv") if r.metric.startswith("claim_")]
+    ours = [row for row in rows if row.setting.startswith("ablations/")]
+    assert 2 * len(ours) == len(said) > 0
+
+
+def test_the_crate_describes_every_file(whole):
+    pytest.importorskip("rocrate")
+    graph = json.loads((whole / "published" / "ro-crate-metadata.json").read_text())["@graph"]
+    described = {entity["@id"] for entity in graph if entity["@type"] == "File"}
+    wanted = set(publishing.read_checksums(whole / "published")) - {"ro-crate-metadata.json"}
+    assert described == wanted
+    (root,) = [entity for entity in graph if entity["@id"] == "./"]
+    assert root["license"] and {part["@id"] for part in root["hasPart"]} == wanted
+
+
+def test_an_archive_is_the_same_bytes_again_and_refuses_a_folder_that_disagrees(folder, tmp_path):
+    for name in ("a.zip", "b.zip"):
+        archive.write_archive(folder, tmp_path / name)
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+    shutil.unpack_archive(tmp_path / "a.zip", tmp_path / "unpacked")
+    assert verify(tmp_path / "unpacked" / folder.name).faults == ()
+    change(folder / "tables" / "formats.csv", "sqnr_db,0.5", "sqnr_db,0.7")
+    with pytest.raises(Fp4ReproError, match=r"formats\.csv, line"):
+        archive.write_archive(folder, tmp_path / "c.zip")
+    assert not (tmp_path / "c.zip").exists()
 
 
 def test_ablations_are_those_of_the_folder(folder):

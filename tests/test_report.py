@@ -1,5 +1,7 @@
 """Schema, runs, tables, figure and check of the report, on runs with known losses."""
 
+import base64
+import io
 import math
 import re
 import sys
@@ -10,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from fontTools.ttLib import TTFont
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -357,6 +360,15 @@ def test_figure_is_the_same_bytes_again_and_keeps_its_text(tmp_path, folders):
     assert "<text" in svg
     assert ">nvfp4<" in svg
     assert "<dc:date>" not in svg
+    pdf = (tmp_path / "a.pdf").read_bytes()
+    assert pdf == (tmp_path / "b.pdf").read_bytes() and b"/CreationDate" not in pdf
+    # Fonts are inside: TrueType outlines in the PDF, the letters that are used in the SVG.
+    assert b"/FontFile2" in pdf and b"/Type3" not in pdf
+    fonts = re.findall(r"font-weight:(\w+);src:url\(data:font/woff;base64,([^)]+)\)", svg)
+    assert [weight for weight, _ in fonts] == ["bold", "normal"]
+    letters = [set(TTFont(io.BytesIO(base64.b64decode(font))).getBestCmap()) for _, font in fonts]
+    assert set(map(ord, "Validation loss")) <= letters[0] and set(map(ord, "nvfp4")) <= letters[1]
+    assert ord("Z") not in letters[0] | letters[1]
 
 
 def test_figure_follows_the_results(tmp_path, folders):

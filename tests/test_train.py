@@ -343,6 +343,11 @@ def test_the_files_of_a_run(job, data, tmp_path):
     assert rows["linears_quantised"].value == 1
     assert rows["share_of_linear_flops_quantised"].value == 1
     assert rows["diverged"].value == 0
+    # Two matrices with two moments in FP32, and two counters of steps.
+    assert rows["optimizer_state_bytes"].value == 2 * 2 * 4 * VOCABULARY**2 + 2 * 4
+    # What the loss keeps: 128 tokens and targets, and for each token probabilities and hidden values.
+    assert 2 * 4 * 128 * VOCABULARY <= rows["saved_activation_bytes"].value < 4 * 4 * 128 * VOCABULARY
+    assert rows["saved_activation_bytes"].note == "4 x 32 tokens"
     shared = {(r.experiment, r.setting, r.n, r.provenance, r.commit) for r in rows.values()}
     assert shared == {("pretrain", "nvfp4/seed-3", 1, "measured", "abc")}
     with open(tmp_path / "curve.csv", newline="") as file:
@@ -376,7 +381,7 @@ def test_the_share_of_quantised_linears(data):
     run = make()
     run.curve = [[1, 128, 1.0, 1.0, 1.0, 1.0]]
     where = dict(experiment="pretrain", setting="s/seed-0", scale="", device="", torch="", commit="")
-    found = outputs.metric_rows(run, held_out(data, SETTINGS), layers, where)
+    found = outputs.metric_rows(run, held_out(data, SETTINGS), layers, {}, where)
     rows = {row.metric: row for row in found}
     assert rows["share_of_linear_flops_quantised"].value == 0.75
     assert (rows["linears_quantised"].value, rows["linears_quantised"].note) == (1, "of 2")

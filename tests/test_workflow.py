@@ -10,10 +10,11 @@ import pytest
 import snakemake.cli
 import yaml
 
-from fp4repro.ablations import load_ablations
+from fp4repro.ablations import FULLSTACK, load_ablations
 from fp4repro.config import load_scale
 from fp4repro.fullstack import optimizer_studies
 from fp4repro.report.plan import plans
+from fp4repro.report.registry import planned_tables
 
 ROOT = Path(__file__).parents[1]
 KEYS = ["input", "output", "log", "benchmark", "wildcard_constraints", "conda"]
@@ -31,6 +32,7 @@ STUDIES = {"gradients": 1, "sensitivity": 1, "fidelity_table": 1, "sensitivity_t
 # Jobs of the whole plan that are one each, whatever the scale.
 ONCE = ["data", "ablations_table", "fullstack_projections_table", "fullstack_projections_figure"]
 ONCE += ["attention_sensitivity_table", "attention_sensitivity_figure", "gemm_benchmark", "cast_benchmark"]
+ONCE += ["fullstack_table", "attention_control_table", "attention_control_figure"]
 ONCE += ["roofline_table", "memory_table", "predictions", "kernels_report", "evals_tables", "all"]
 
 # Writes what fp4repro.train writes, at once. It counts its steps in checkpoint.pt and, where a file
@@ -195,13 +197,15 @@ def planned(**jobs: int) -> dict[str, int]:
 def test_default_plan_is_all_of_the_laptop_scale(workflow):
     scale = load_scale(ROOT / "configs" / "scales" / "laptop.yaml")
     protocols = plans(scale, load_ablations())
-    folders = {folder for plan in protocols for folder in plan.folders()}
+    modules = plans(scale, load_ablations(FULLSTACK), "fullstack")
+    folders = {folder for plan in (*protocols, *modules) for folder in plan.folders()}
     trained = {f"pretrain/{r}/seed-{s}" for r in scale.pretrain.recipes for s in scale.pretrain.seeds}
     jobs = TABLES | STUDIES | dict.fromkeys(ONCE, 1) | {"ablations_figure": len(protocols)}
     jobs |= {
         "train": len(trained | {folder for folder in folders if folder.startswith("pretrain/")}),
         "ablation": sum(folder.startswith("ablations/") for folder in folders),
-        "trunk": len(scale.ablations.branch_seeds),
+        "fullstack_run": sum(folder.startswith("fullstack/") for folder in folders),
+        "trunk": len({*scale.ablations.branch_seeds, *scale.fullstack.branch_seeds}),
         "branch": sum(folder.startswith("branches/") for folder in folders),
         "gradients": len(scale.fidelity.models),
         "sensitivity": len(scale.fidelity.models),
@@ -211,6 +215,19 @@ def test_default_plan_is_all_of_the_laptop_scale(workflow):
     }
     del jobs["fidelity"]  # `all` asks for its files
     assert workflow.plan() == planned(**{rule: number for rule, number in jobs.items() if number})
+
+
+def test_publish_asks_for_all_that_a_plain_run_makes_or_for_chosen_targets(workflow):
+    """And the tables that a run makes are those that a published folder is asked for."""
+    whole, publish = {"published_folder": 1, "publish": 1}, ("publish", "--config", "scale=smoke")
+    every = workflow.plan("--config", "scale=smoke")
+    every.pop("all")
+    assert workflow.plan(*publish) == planned(**{k: n for k, n in every.items() if k != "total"}, **whole)
+    some = workflow.plan(*publish, "studies=[pretrain,formats]")
+    trainings = every["train"]
+    assert some == planned(data=1, train=trainings, **TABLES, **whole)
+    tables = re.findall(r"results/smoke/tables/(\w+)\.csv", workflow.run("--summary", *publish)[1])
+    assert set(tables) == set(planned_tables(load_scale(ROOT / "configs" / "scales" / "smoke.yaml")))
 
 
 def test_fidelity_studies_one_run_and_the_pretrained_models(workflow):
@@ -342,7 +359,7 @@ def test_a_finished_scale_has_its_files_where_the_readme_says(finished):
         *(f"data/{name}" for name in ("tokenizer.json", "train.bin", "validation.bin", "data.json")),
         *(f"{run}/{name}" for run in runs for name in names),
         *(f"tables/{name}.{suffix}" for name in ("pretrain", "formats") for suffix in ("csv", "md")),
-        *(f"figures/{name}.{suffix}" for name in ("pretrain", "formats") for suffix in ("png", "svg")),
+        *(f"figures/{name}.{suffix}" for name in ("pretrain", "formats") for suffix in ("png", "svg", "pdf")),
         *(f"logs/{stage}.log" for stage in stages),
         *(f"benchmarks/{stage}.tsv" for stage in stages),
     }
@@ -433,7 +450,8 @@ def test_ablations_have_their_files_where_the_docs_say(ablated):
         *(f"branches/{name}/seed-1" for name in ("trunk", "bf16", "no_sr", "no_rht")),
     }
     figures = {path.name for path in (results / "figures").glob("ablations_*")}
-    assert figures == {f"ablations_{p}.{kind}" for p in ("scratch", "branches") for kind in ("png", "svg")}
+    kinds = ("png", "svg", "pdf")
+    assert figures == {f"ablations_{p}.{kind}" for p in ("scratch", "branches") for kind in kinds}
     table = (results / "tables" / "ablations.md").read_text()
     assert "no_sr" in table and "late_end" in table and "undecided" in table
 
@@ -459,6 +477,13 @@ def test_an_ablation_named_by_its_file_is_trained_with_what_it_needs(workflow):
     target = "results/laptop/ablations/no_rht/seed-0/metrics.csv"
     assert workflow.plan(target) == planned(data=1, ablation=1)
     target = "results/laptop/branches/signs_drawn/seed-5/metrics.csv"
+    assert workflow.plan(target) == planned(data=1, trunk=1, branch=1)
+
+
+def test_a_module_named_by_its_file_is_trained_with_what_it_needs(workflow):
+    target = "results/overnight/fullstack/muon_full_stack/seed-0/metrics.csv"
+    assert workflow.plan(target) == planned(data=1, fullstack_run=1)
+    target = "results/laptop/branches/full_stack/seed-5/metrics.csv"
     assert workflow.plan(target) == planned(data=1, trunk=1, branch=1)
 
 

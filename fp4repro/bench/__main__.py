@@ -1,17 +1,19 @@
-"""`python -m fp4repro.bench core` (or `attention`): this machine's figures beside the project's bounds.
+"""`python -m fp4repro.bench core` (`attention`, `optimizer`): this machine's figures beside the bounds.
 
 `gemm`: the products of a model's linears in BF16, FP8 and NVFP4, on a GPU where there is one, else
-emulated. `casts`: how fast operands are quantised, beside a copy.
+emulated. `casts`: how fast operands are quantised, beside a copy. `scan`: the selective scan beside
+transformers' fallback. `ranks`: what a second rank is worth.
 """
 
 import argparse
 import dataclasses
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from fp4repro.bench import attention, casts, core, cuda, gemm, gemm_rows
+from fp4repro.bench import attention, casts, core, cuda, gemm, gemm_rows, optimizer, ranks, scan
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.report.schema import Row, write_rows
 from fp4repro.roofline.calibrate import model_config
@@ -31,7 +33,13 @@ def main() -> None:
     second.add_argument("--length", type=int, default=attention.Sizes.length, help="tokens")
     second.add_argument("--kv-heads", type=int, default=attention.Sizes.kv_heads, help="of 8 heads")
     second.set_defaults(run=_attention)
-    for each in (command, second):
+    third = commands.add_parser("scan", help="the selective scan against transformers' fallback")
+    third.add_argument("--length", type=int, default=scan.Sizes.context, help="tokens of a sequence")
+    third.set_defaults(run=_scan)
+    fourth = commands.add_parser("optimizer", help="AdamW with 4-bit states against torch's fused one")
+    fourth.add_argument("--size", type=int, default=optimizer.Sizes.matrix, help="rows and columns")
+    fourth.set_defaults(run=_optimizer)
+    for each in (command, second, third, fourth):
         each.add_argument("--threads", type=int, default=2)
         each.add_argument("--rounds", type=int, default=15, help="interleaved repetitions")
         each.add_argument("--out", type=Path, help="CSV to write")
@@ -42,6 +50,10 @@ def main() -> None:
     command = commands.add_parser("casts", help="quantisation of operands beside a copy")
     command.add_argument("--size", type=int, help="rows and columns (default 8192, on a CPU 1024)")
     _add_device(command, _casts)
+    command = commands.add_parser("ranks", help="training steps of two ranks against one")
+    command.add_argument("--rounds", type=int, default=15, help="interleaved repetitions")
+    command.add_argument("--out", type=Path, help="CSV to write")
+    command.set_defaults(run=_ranks)
     arguments = parser.parse_args()
     arguments.run(arguments)
 
@@ -126,6 +138,34 @@ def _attention(arguments: argparse.Namespace) -> None:
             f"the {sizes.heads} heads"
         )
     _report(attention, sizes, arguments)
+
+
+def _scan(arguments: argparse.Namespace) -> None:
+    if arguments.length < 1:
+        raise Fp4ReproError(f"--length is {arguments.length}, but must be 1 or more")
+    _report(scan, scan.Sizes(context=arguments.length), arguments)
+
+
+def _ranks(arguments: argparse.Namespace) -> None:
+    if arguments.rounds < 1:
+        raise Fp4ReproError(f"--rounds is {arguments.rounds}, but must be 1 or more")
+    sizes, device = ranks.Sizes(), provenance.device_name(torch.device("cpu"))
+    words = ranks.conditions(sizes, 1, arguments.rounds)
+    print(f"{device}; torch {torch.__version__}; {words}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        times = ranks.timings(sizes, arguments.rounds, Path(folder))
+    where = {"device": device, "torch": str(torch.__version__), "commit": provenance.commit()}
+    made = list(ranks.all_rows(times, sizes, words, where))
+    print(core.table(ranks.measured(times)))
+    for row in made:
+        print(f"{row.setting:24} {row.metric:18} {row.value:10.4g} {row.unit}")
+    _write(arguments.out, made)
+
+
+def _optimizer(arguments: argparse.Namespace) -> None:
+    if arguments.size < MULTIPLE or arguments.size % MULTIPLE:
+        raise Fp4ReproError(f"--size is {arguments.size}, but must be a multiple of {MULTIPLE}")
+    _report(optimizer, optimizer.Sizes(arguments.size), arguments)
 
 
 def _report(bench: ModuleType, sizes: object, arguments: argparse.Namespace) -> None:

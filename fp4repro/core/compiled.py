@@ -32,6 +32,11 @@ def compiler_usable() -> bool:
     return _state["usable"]
 
 
+def compiling() -> bool:
+    """Whether `compiled` compiles here and now."""
+    return not _state["eager"] and compiler_usable()
+
+
 def compile_nothing() -> None:
     """Run all that is asked for from now on as it stands, as FP4REPRO_COMPILE=0 does."""
     _state["usable"] = False
@@ -106,7 +111,7 @@ def _compile(function: Callable, absent: list[bool], tensors: list[Tensor]) -> t
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     env = ShapeEnv(duck_shape=False)  # sides that are equal by chance stay apart
-    mode = FakeTensorMode(shape_env=env)
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # a constant of the function
     fakes = [
         mode.from_tensor(
             torch.empty(t.shape, dtype=t.dtype, device=t.device),
@@ -215,7 +220,7 @@ def eager(make: Callable[..., Callable], *options: object) -> Callable:
 
 def compiled(make: Callable[..., Callable], *options: object) -> Callable:
     """The function `make(*options)`, compiled for dynamic shapes where a compiler is usable."""
-    if _state["eager"] or not compiler_usable():
+    if not compiling():
         return eager(make, *options)
     return _compiled(make, *options)
 

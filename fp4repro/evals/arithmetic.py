@@ -1,11 +1,9 @@
 """The arithmetic that a forward pass is evaluated in: a recipe by name, with additions.
 
-`nvfp4+rht+4over6` is the recipe nvfp4 with the Hadamard transform on both operands of fprop (arXiv
-2509.25149 has it on wgrad alone, where an evaluation never gets to) and with the choice of 4 or 6 as a
-block's largest code (arXiv 2512.02010). Which layers stay in BF16 is the recipe's own rule.
+`nvfp4+rht` is the recipe nvfp4 with the Hadamard transform on both operands of fprop. ArXiv 2509.25149 has
+it on wgrad alone, where an evaluation never gets to: without an addition it plays no part. Which layers
+stay in BF16 is the recipe's own rule.
 """
-
-from dataclasses import replace
 
 import fp4repro
 from fp4repro.errors import Fp4ReproError
@@ -16,14 +14,7 @@ def _with_rht(recipe: Recipe) -> Recipe:
     return recipe.replace(hadamard=("fprop",))
 
 
-def _with_four_over_six(recipe: Recipe) -> Recipe:
-    return recipe.replace(
-        x_fprop=replace(recipe.x_fprop, four_over_six="mse"),
-        w_fprop=replace(recipe.w_fprop, four_over_six="mse"),
-    )
-
-
-ADDITIONS = {"rht": _with_rht, "4over6": _with_four_over_six}
+ADDITIONS = {"rht": _with_rht}
 
 
 def arithmetic(name: str) -> Recipe:

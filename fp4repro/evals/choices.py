@@ -7,7 +7,6 @@
 A doc is a dict with `id`, `answer` (the right option's index) and what its texts are made of.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import datasets
@@ -29,6 +28,7 @@ def choice_task(
     text: Callable[[dict], str],
     options: Callable[[dict], list[str]],
     delimiter: str = " ",
+    metrics: Sequence[str] = (ACC, ACC_BYTES, GOLD_BITS),
 ) -> ConfigurableTask:
     """The task over all docs, without examples; `delimiter` stands between text and option."""
 
@@ -36,11 +36,12 @@ def choice_task(
         likelihoods = np.array([value for value, _ in results])
         nbytes = np.array([len(option.encode("utf-8")) for option in options(doc)])
         answer = doc["answer"]
-        return {
+        scores = {
             ACC: float(likelihoods.argmax() == answer),
             ACC_BYTES: float((likelihoods / nbytes).argmax() == answer),
             GOLD_BITS: (float(likelihoods[answer]), int(nbytes[answer])),
         }
+        return {name: scores[name] for name in metrics}
 
     return ConfigurableTask(
         config={
@@ -53,13 +54,8 @@ def choice_task(
             "doc_to_target": "answer",
             "target_delimiter": delimiter,
             "process_results": score,
-            "metric_list": METRICS,
+            "metric_list": [entry for entry in METRICS if entry["metric"] in metrics],
             "num_fewshot": 0,
             "metadata": {"version": VERSION},
         }
     )
-
-
-def bits(log_likelihood: float) -> float:
-    """Bits that a natural log likelihood stands for."""
-    return -log_likelihood / math.log(2)

@@ -6,6 +6,7 @@ of them, without the texts, and `evals.json`, written last, what was evaluated a
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,27 @@ from lm_eval.utils import handle_non_serializable
 import fp4repro
 from fp4repro.evals.adapter import Adapter
 from fp4repro.evals.arithmetic import arithmetic
-from fp4repro.evals.choices import bits
 from fp4repro.evals.model import EvalModel
 from fp4repro.files import atomic_write
-from fp4repro.report.questions import ABOUT, QUESTIONS, is_accuracy, write_questions
+from fp4repro.report.questions import (
+    ABOUT,
+    ACCURACY,
+    LM_EVAL,
+    QUESTIONS,
+    check_agreement,
+    measure,
+    read_questions,
+    write_questions,
+)
 
 
 def evaluate_model(
     model: EvalModel, recipes: Sequence[str], tasks: list, limit: int | None, out: Path, about: dict
 ) -> None:
-    """Write a model's files; `tasks` are lm-eval's objects, `about` goes to `evals.json`."""
+    """Write a model's files; `tasks` are lm-eval's objects, `about` goes to `evals.json`.
+
+    Raises Fp4ReproError where the answers do not add up to lm-eval's own figures.
+    """
     rows, swapped = [], {}
     for name in recipes:
         conversion = fp4repro.convert(model.module, arithmetic(name))
@@ -38,11 +50,27 @@ def evaluate_model(
         samples = results.pop("samples")
         results.pop("pretty_env_info", None)  # of the machine, in pages; evals.json has what matters
         rows += [(model.name, name, *row) for row in answers(samples, metrics_of(results))]
-        with atomic_write(out / "lm_eval" / f"{name}.json") as temporary:
+        with atomic_write(out / LM_EVAL / f"{name}.json") as temporary:
             text = json.dumps(results, indent=2, default=handle_non_serializable)
             temporary.write_text(text + "\n", encoding="utf-8")
     write_questions(out / QUESTIONS, rows)
-    about = {"model": model.name, "context": model.context, "quantised": swapped, **about}
+    check_agreement(out, read_questions([out / QUESTIONS]))
+    write_about(
+        out,
+        {"model": model.name, "note": model.note, "context": model.context, "quantised": swapped, **about},
+    )
+
+
+def write_not_run(model: str, tasks: Sequence[str], why: str, out: Path, about: dict) -> None:
+    """The files of a model that cannot be had: no answers, and why there are none."""
+    (out / LM_EVAL).mkdir(parents=True, exist_ok=True)
+    write_questions(out / QUESTIONS, [])
+    write_about(
+        out, {"model": model, **about, "tasks": [], "not_run": about["not_run"] | dict.fromkeys(tasks, why)}
+    )
+
+
+def write_about(out: Path, about: dict) -> None:
     with atomic_write(out / ABOUT) as temporary:
         temporary.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
@@ -83,10 +111,17 @@ def answers(samples: dict[str, list[dict]], metrics: dict[str, list[str]]) -> It
         for sample in asked:
             question = str(sample["doc"].get("id", sample["doc_id"]))
             for metric in dict.fromkeys(metrics[task]):
-                value = sample.get(metric)
-                if isinstance(value, tuple | list) and metric.endswith("bits_per_byte"):
-                    yield task, question, metric, bits(value[0]), float(value[1]), None
-                elif isinstance(value, int | float):
-                    options = len(sample["arguments"])
-                    chance = 1 / options if is_accuracy(metric) and options > 1 else None
-                    yield task, question, metric, float(value), 1.0, chance
+                value, kind = sample.get(metric), measure(metric)
+                if kind is ACCURACY and isinstance(value, int | float):
+                    yield task, question, metric, float(value), 1.0, _chance(sample)
+                elif kind is not ACCURACY and isinstance(value, tuple | list):
+                    nats = -float(value[0])
+                    in_unit = nats / math.log(2) if metric.endswith("bits_per_byte") else nats
+                    yield task, question, metric, in_unit, float(value[1]), None
+
+
+def _chance(sample: dict) -> float | None:
+    """One over the options: the continuations that were scored, or those that the question lists."""
+    scored, listed = len(sample["arguments"]), len(sample["doc"].get("options") or ())
+    options = scored if scored > 1 else listed
+    return 1 / options if options else None

@@ -3,7 +3,8 @@
     heldout_cloze  ten ways to go on, one of which the text has. A question is `CONTEXT` words, its right
                    answer the `ANSWER` words after them; the nine wrong answers are right answers of
                    other questions, so that nothing but fitting the text tells them apart. Chance is 0.1.
-    heldout_text   bits per byte of the text itself, in pieces of `PIECE` bytes.
+    heldout_text   bits per byte of the text itself, in pieces of `PIECE` bytes, and its perplexity by word,
+                   which like the bits compares models whose tokens differ.
 
 Words are what white space separates, so the questions are the same for every tokenizer. Questions lie
 evenly over all documents; wrong answers and places are drawn by Philox under a fixed key. The same text
@@ -98,7 +99,7 @@ def text_task(documents: Sequence[Document]) -> ConfigurableTask:
             "output_type": "loglikelihood_rolling",
             "doc_to_text": "",
             "doc_to_target": "{{text}}",
-            "metric_list": [{"metric": name} for name in ("bits_per_byte", "byte_perplexity")],
+            "metric_list": [{"metric": name} for name in ("bits_per_byte", "word_perplexity")],
             "metadata": {"version": VERSION},
         }
     )

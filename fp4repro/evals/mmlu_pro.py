@@ -18,7 +18,7 @@ import yaml
 from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask
 
-from fp4repro.evals.choices import choice_task
+from fp4repro.evals.choices import ACC, GOLD_BITS, choice_task
 from fp4repro.evals.sources import SPLITS, mmlu_pro_folder
 
 NAME = "TIGER-Lab/MMLU-Pro"
@@ -35,7 +35,8 @@ def letters_task(source: str) -> ConfigurableTask:
     def letters(doc: dict) -> list[str]:
         return list(LETTERS[: len(doc["options"])])
 
-    return choice_task("mmlu_pro_letters", _questions(source), text, letters)
+    # Letters are a byte each: to divide by it changes nothing.
+    return choice_task("mmlu_pro_letters", _questions(source), text, letters, metrics=(ACC, GOLD_BITS))
 
 
 def cloze_task(source: str) -> ConfigurableTask:

@@ -20,6 +20,7 @@ from torch.nn.functional import linear
 
 from fp4repro.config import Scale
 from fp4repro.data.tokenizer import end_of_text, load_tokenizer
+from fp4repro.errors import Fp4ReproError
 from fp4repro.fidelity.tensors import open_run
 from fp4repro.pretrained import load_pretrained
 
@@ -35,6 +36,7 @@ class _Head(nn.Linear):
 class EvalModel:
     """A causal model and its tokenizer.
 
+    note        what is to be said of a pretrained model; empty for ours
     context     tokens that it reads at most; a longer text loses its beginning
     begin, end  the tokens that stand before a text without any context, and after a text
     """
@@ -49,7 +51,9 @@ class EvalModel:
         end: int,
         context: int,
         device: torch.device,
+        note: str = "",
     ) -> None:
+        self.note = note
         self.name, self.module, self.tokenizer = name, module.to(device).eval(), tokenizer
         self.begin, self.end, self.context, self.device = begin, end, context, device
         own = hasattr(module, "get_output_embeddings")
@@ -140,12 +144,25 @@ def load_run(folder: Path, data: Path, scale: Scale, device: torch.device) -> Ev
 def load_model(name: str, device: torch.device) -> EvalModel:
     """A pretrained model by a name or path that `fp4repro.pretrained` knows, weights in FP32."""
     found = load_pretrained(name)
-    return wrap(name, found.model, found.tokenizer, device)
+    return wrap(name, found.model, found.tokenizer, device, found.note)
 
 
-def wrap(name: str, module: nn.Module, tokenizer: Any, device: torch.device) -> EvalModel:
-    """A Hugging Face model that is loaded already."""
-    end = tokenizer.eos_token_id
-    begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+def wrap(name: str, module: nn.Module, tokenizer: Any, device: torch.device, note: str = "") -> EvalModel:
+    """A Hugging Face model that is loaded already; one without a token for the end of a text is refused."""
+    begin, end = (_special(tokenizer, module.config, which) for which in ("bos_token_id", "eos_token_id"))
+    if end is None:
+        raise Fp4ReproError(
+            f"{name} has no eos_token_id, in its tokenizer or its config, and texts have to end: set it there"
+        )
+    begin = end if begin is None else begin
     context = getattr(module.config, "max_position_embeddings", None) or 2048
-    return EvalModel(name, module, tokenizer, begin=begin, end=end, context=context, device=device)
+    return EvalModel(name, module, tokenizer, begin=begin, end=end, context=context, device=device, note=note)
+
+
+def _special(tokenizer: Any, config: Any, which: str) -> int | None:
+    """The tokenizer's token of that use, else the config's, the first where those are several."""
+    for owner in (tokenizer, config):
+        token = getattr(owner, which, None)
+        if token is not None:
+            return token[0] if isinstance(token, list) else token
+    return None

@@ -1,6 +1,7 @@
 """The tasks by name: those of this project, and any other that lm-eval knows.
 
-`configs/benchmarks.yaml` says what lm-eval calls the benchmarks of arXiv 2509.25149.
+`configs/benchmarks.yaml` says what lm-eval calls the benchmarks of arXiv 2509.25149; the name `paper`
+stands for all of them.
 """
 
 import difflib
@@ -13,7 +14,14 @@ from fp4repro.evals.sources import HUB
 
 LOCAL_TASKS = ("heldout_cloze", "heldout_text")  # made from the scale's own text
 MMLU_PRO_TASKS = ("mmlu_pro_letters", "mmlu_pro_cloze", "mmlu_pro")
+PAPER = "paper"
 OWN = (*LOCAL_TASKS, *MMLU_PRO_TASKS)
+
+
+def spelled_out(names: Sequence[str]) -> list[str]:
+    """The names with the paper's tasks in place of `paper`, each once."""
+    every = (task for name in names for task in (paper_tasks().values() if name == PAPER else [name]))
+    return list(dict.fromkeys(every))
 
 
 def needs_hub(names: Sequence[str], mmlu_pro: str) -> bool:
@@ -42,7 +50,19 @@ def load_tasks(names: Sequence[str], scale: Scale, mmlu_pro: str) -> list:
         "mmlu_pro_cloze": lambda: pro.cloze_task(mmlu_pro),
         "mmlu_pro": lambda: pro.official_task(mmlu_pro),
     }
-    return [task for name in names for task in ([make[name]()] if name in make else _from_lm_eval(name))]
+    loaded = []
+    for name in names:
+        try:
+            loaded += [make[name]()] if name in make else _from_lm_eval(name)
+        except (OSError, RuntimeError) as error:  # datasets' answers to a hub that is off or out of reach
+            if not needs_hub([name], mmlu_pro):
+                raise
+            raise Fp4ReproError(
+                f"the questions of {name} come from the Hugging Face hub, which is switched off or out of "
+                f"reach ({type(error).__name__}): allow it, or name tasks that need none, such as "
+                f"{', '.join(LOCAL_TASKS)}"
+            ) from None
+    return loaded
 
 
 def _from_lm_eval(name: str) -> list:

@@ -74,25 +74,23 @@ def figures(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=Path, required=True, help="scale file, configs/scales/*.yaml")
-    parser.add_argument("--steps", type=int, default=tiny_lm.Setup.steps)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--reduced", action="store_true", help="only what shows the effect")
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train and write the rows, one seed a row."""
+    """Train as the scale's section attention_control says and write the rows, one seed a row."""
     os.environ.setdefault("FP4REPRO_COMPILE", "0")
     scale = load_scale(arguments.scale)
     torch.set_num_threads(scale.threads)
     where = provenance.columns(scale.scale, torch.device("cpu"))
-    settings = REDUCED if arguments.reduced else tuple(SETTINGS)
-    setup = tiny_lm.Setup(steps=arguments.steps)
+    plan = scale.attention_control
+    settings = REDUCED if plan.reduced else tuple(SETTINGS)
+    setup = tiny_lm.Setup(steps=plan.steps, width=plan.width)
     common = {"experiment": names.CONTROL, "unit": "nats/byte", "n": 1, **where}
     write_rows(
         arguments.out,
         (
             Row(setting=setting, metric=metric, value=value, note=note, **common)
-            for setting, metric, value, note in figures(setup, arguments.seeds, settings)
+            for setting, metric, value, note in figures(setup, plan.seeds, settings)
         ),
     )

@@ -17,11 +17,10 @@ from fp4repro.fullstack import tiny_lm
 from fp4repro.fullstack.rivals import RIVALS, rival
 from fp4repro.fullstack.tiny_lm import Setup
 from fp4repro.optim.buckets import MOMENTS
-from fp4repro.optim.codecs import decode, encode
+from fp4repro.optim.codecs import decode_matrix, encode_matrix
 from fp4repro.optim.nvfp4_adamw import why_fp32
 from fp4repro.recipes.optimizer import (
     ADAMW,
-    BLOCK,
     FIRST_MOMENTS,
     SECOND_MOMENTS,
     OptimizerRecipe,
@@ -53,10 +52,8 @@ class Fidelity:
 
 def through(x: Tensor, codec: StateCodec) -> Tensor:
     """x (rows, columns) encoded and decoded."""
-    blocks = x.reshape(-1, BLOCK)
-    owner = torch.zeros(len(blocks), dtype=torch.int64)
-    lengths, noise = torch.tensor([len(blocks)]), torch.zeros(2, dtype=torch.int32)
-    return decode(encode(blocks, codec, owner, lengths, noise), codec, owner).view(x.shape)
+    noise = torch.zeros(2, dtype=torch.int32)
+    return decode_matrix(encode_matrix(x, codec, noise), codec, x.shape)
 
 
 def fidelity(states: States, codec: StateCodec, setup: Setup) -> Fidelity:

@@ -1,4 +1,4 @@
-"""torchao's low-bit AdamW, for comparison where it is installed: a development extra, never needed."""
+"""torchao's low-bit AdamW on the tiny language model, where it is installed."""
 
 from collections.abc import Callable
 
@@ -7,23 +7,17 @@ from torch import nn
 
 from fp4repro.fullstack.tiny_lm import Setup
 from fp4repro.optim import parameter_groups
+from fp4repro.optim.rivals import RIVALS, rival_class
 
-RIVALS = {"torchao-adamw4bit": "AdamW4bit", "torchao-adamw8bit": "AdamW8bit"}
-
+__all__ = ["RIVALS", "rival"]
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def rival(name: str, setup: Setup) -> tuple[Make | None, str]:
     """A function from a model to that optimizer, or None and why not."""
-    try:
-        from torchao import optim as theirs
-    except ModuleNotFoundError:
-        return None, "torchao is not installed"
-    except Exception as error:  # whatever another library raises under another torch
-        return None, f"torchao failed: {type(error).__name__}: {str(error).splitlines()[0]}"
-    kind = getattr(theirs, RIVALS[name], None)
+    kind, why_not = rival_class(name)
     if kind is None:
-        return None, f"this torchao has no {RIVALS[name]}"
+        return None, why_not
 
     def make(net: nn.Module) -> torch.optim.Optimizer:
         groups = parameter_groups(net, setup.weight_decay)

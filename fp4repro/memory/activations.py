@@ -1,7 +1,7 @@
 """What autograd keeps of a block for its backward, in bytes a token, item by item.
 
 Two implementations. `here`: this project's model, whose residual stream, norms, Mamba mixer and (on a
-CPU) attention are in float32; the hooks of `measure.saved_bytes` see exactly these items. `fused`:
+CPU) attention are in float32; the hooks of `train.held.saved_bytes` see exactly these items. `fused`:
 what kernels of large frameworks keep, BF16 throughout, one input a norm, the Mamba mixer and the
 activations recomputed from the linears' outputs. Inputs of linears are kept as wgrad multiplies them:
 packed where the recipe quantises them, else in BF16. A module that packs what it keeps (attention with

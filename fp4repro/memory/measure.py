@@ -7,12 +7,10 @@ allocator's own peak is read beside it.
 """
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +19,7 @@ from fp4repro.core.compiled import without_compiler
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import adamw
 from fp4repro.recipes import Recipe
+from fp4repro.train.held import saved_bytes
 
 SEED = 0
 
@@ -94,22 +93,3 @@ def measure(config: ModelConfig, recipe: Recipe, batch: int, context: int, devic
     allocator = torch.cuda.max_memory_allocated() if device == "cuda" else None
     saved = saved_bytes(model, tokens, device)
     return Measured(parameters, parameters + after_forward, parameters + peak, saved, allocator)
-
-
-def saved_bytes(model: nn.Module, tokens: Tensor, device: str) -> int:
-    """Of distinct storages that one forward pass saves, the parameters' own left out."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-    alive = []  # a freed storage's address could come again
-
-    def keep(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(storage)
-        return t
-
-    unpack: Callable = lambda t: t  # noqa: E731
-    with without_compiler(), saved_tensors_hooks(keep, unpack), torch.autocast(device, torch.bfloat16):
-        model(*tokens)
-    return sum(kept.values())

@@ -13,6 +13,7 @@ from collections import Counter
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fp4repro.models.attention import Attention
 from fp4repro.models.config import KINDS, ModelConfig
@@ -40,8 +41,11 @@ class Block(nn.Module):
 class HybridModel(nn.Module):
     """A causal language model; `generator` draws its weights.
 
-    On the device "meta" it has shapes alone, and needs no generator.
+    On the device "meta" it has shapes alone, and needs no generator. With `recompute` set, a block's
+    input is all that waits for the backward pass, which computes the rest again.
     """
+
+    recompute = False
 
     def __init__(
         self,
@@ -68,9 +72,13 @@ class HybridModel(nn.Module):
         """Logits (batch, length, vocabulary) of tokens (batch, length); with targets, mean loss."""
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x)
+            x = self._recomputed(block, x) if self.recompute and torch.is_grad_enabled() else block(x)
         logits = self.head(self.norm(x))
         return logits if targets is None else mean_cross_entropy(logits, targets)
+
+    @staticmethod
+    def _recomputed(block: Block, x: Tensor) -> Tensor:
+        return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:

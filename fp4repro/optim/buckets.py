@@ -10,16 +10,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fp4repro.core.compiled import compiled
+from fp4repro.core.compiled import compiled, eager
 from fp4repro.core.random import RandomKey
-from fp4repro.optim.codecs import decode, encode, fields_of
+from fp4repro.optim.codecs import decode, encode, exact_sqrt, fields_of
+from fp4repro.optim.fused import fusable, fused_step
+from fp4repro.optim.shards import groups_of, local
 from fp4repro.recipes.optimizer import BLOCK, StateCodec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LARGEST = 2**20  # elements of a bucket of several parameters
 
 
-def make_step(first: StateCodec | None, second: StateCodec | None) -> Callable[..., Tensor]:
+def make_step(
+    first: StateCodec | None, second: StateCodec | None, groups: tuple = ()
+) -> Callable[..., Tensor]:
     """One AdamW step of a bucket, in place: the moments decoded, advanced, used, and encoded again.
 
     The update uses the moments before they are encoded. `hyper`, float32 (7,): 1 - lr * decay, 1 - beta1,
@@ -35,8 +39,11 @@ def make_step(first: StateCodec | None, second: StateCodec | None) -> Callable[.
         v = decode(stored[count:], second, owner)
         m = m + (g - m) * take1
         v = v * beta2 + g * g * take2
-        p.copy_(p * keep - rate * m / (v.sqrt() * unbias + eps))
-        new = *encode(m, first, owner, lengths, noise[0]), *encode(v, second, owner, lengths, noise[1])
+        p.copy_(p * keep - rate * m / (exact_sqrt(v) * unbias + eps))
+        new = (
+            *encode(m, first, owner, lengths, noise[0], groups),
+            *encode(v, second, owner, lengths, noise[1], groups),
+        )
         for old, value in zip(stored, new, strict=True):
             old.copy_(value)
         return p
@@ -44,18 +51,14 @@ def make_step(first: StateCodec | None, second: StateCodec | None) -> Callable[.
     return step
 
 
-def local(t: Tensor) -> Tensor:
-    """The rank's own shard of a distributed tensor; any other as it is. Without a gradient."""
-    return (t.to_local() if hasattr(t, "to_local") else t).detach()
-
-
 def grouped(params: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parameters in their order, cut into lists of at most LARGEST elements."""
+    """Parameters in their order, cut into lists of at most LARGEST elements and of one sharding: the
+    same lists on every rank."""
     lists: list[list[Tensor]] = []
     size = LARGEST
     for p in params:
-        n = local(p).numel()
-        if size + n > LARGEST:
+        n = p.numel()
+        if size + n > LARGEST or groups_of(p) != groups_of(lists[-1][0]):
             lists.append([])
             size = 0
         lists[-1].append(p)
@@ -81,6 +84,8 @@ class Bucket:
         self.lengths = torch.tensor([n // BLOCK for n in self._sizes], device=device)
         numbers = torch.arange(len(shards), device=device)
         self.owner = torch.repeat_interleave(numbers, self.lengths)
+        self._groups = groups_of(params[0])
+        self._fused = not self._groups and fusable(codecs, device)
         self.stored: list[Tensor] = []
         for moment, codec in zip(MOMENTS, codecs, strict=True):
             zeros = torch.zeros(sum(self._sizes) // BLOCK, BLOCK, device=device)
@@ -91,7 +96,7 @@ class Bucket:
 
     def _share(self, moment: str, flat: dict[str, Tensor], states: Sequence[dict]) -> None:
         """Copy what `states` hold into the flat fields, and let them hold views of these instead."""
-        total = sum(self._sizes)
+        total = max(sum(self._sizes), 1)
         views: list[dict[str, Tensor]] = [{} for _ in states]
         for name, values in flat.items():
             rows = [1 if name == "amax" else len(values) * n // total for n in self._sizes]
@@ -105,12 +110,18 @@ class Bucket:
     def step(self, hyper: Sequence[float], key: RandomKey) -> None:
         """Step every parameter by its gradient."""
         shards = [local(p) for p in self.params]
+        if self._fused and all(shard.is_contiguous() for shard in shards):
+            grads = [local(q.grad).float().contiguous() for q in self.params]
+            blocks = [n // BLOCK for n in self._sizes]
+            fused_step(shards, grads, blocks, self.codecs[1].floor, hyper, self.stored)
+            return
         device = shards[0].device
         p = shards[0].view(-1, BLOCK) if self._in_place else _flat(shards)
         g = _flat([local(q.grad) for q in self.params])
         noise = torch.stack([RandomKey(key.seed, key.step, self.number, role).tensor() for role in (0, 1)])
         numbers = torch.tensor(hyper, dtype=torch.float32)
-        run = compiled(make_step, *self.codecs)
+        compiling = eager if self._groups else compiled  # a kernel cannot wait for other ranks
+        run = compiling(make_step, *self.codecs, *([self._groups] if self._groups else []))
         run(p, g, self.owner, self.lengths, numbers.to(device), noise.to(device), *self.stored)
         if not self._in_place:
             pieces = [t.view(s.shape) for t, s in zip(p.view(-1).split(self._sizes), shards, strict=True)]

@@ -9,23 +9,28 @@ tensors one after the other; `owner` (blocks,) numbers the tensor of each block,
 arithmetic is the core's own (`core.kernels`), so that a state is what `fp4repro.quantize` would have stored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fp4repro.core import kernels
-from fp4repro.core.hadamard import SIZES, hadamard_matrix
 from fp4repro.core.tensor import kernel_format, load_scales, store_scales
+from fp4repro.optim.shards import largest_of
 from fp4repro.recipes.optimizer import BLOCK, Linear4, StateCodec
 
-_HADAMARD = {size: hadamard_matrix(size, "none") for size in SIZES}
 TINY = 1e-38  # below it, what is divided or taken the logarithm of is as good as zero
 EPS = 1e-8  # of the inverse square root
 
+
+def exact_sqrt(x: Tensor) -> Tensor:
+    """The float32 root, rounded once: torch's own on a CPU is off by one bit in a sixth of all numbers."""
+    return x.double().sqrt().float()
+
+
 _MAPS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "linear": (lambda x: x, lambda y: y),
-    "sqrt": (torch.sqrt, torch.square),
+    "sqrt": (exact_sqrt, torch.square),
     "fourth-root": (lambda x: x.sqrt().sqrt(), lambda y: y.square().square()),
     "log2": (lambda x: x.clamp_min(TINY).log2(), torch.exp2),
     "inverse-sqrt": (
@@ -45,10 +50,17 @@ def fields_of(codec: StateCodec | None) -> tuple[str, ...]:
 
 
 def rotate(x: Tensor, size: int) -> Tensor:
-    """Runs of `size` values, whatever x's shape, times the symmetric Hadamard matrix: its own inverse."""
+    """Runs of `size` values, whatever x's shape, times the symmetric Hadamard matrix: its own inverse.
+
+    By sums and differences in stages: their order, unlike a matrix product's, is the same everywhere."""
     if not size:
         return x
-    return (x.reshape(-1, size) @ _HADAMARD[size].to(x.device)).view(x.shape)
+    half, t = 1, x
+    while half < size:
+        pairs = t.reshape(-1, size // (2 * half), 2, half)
+        t = pairs.flip(2) + pairs * pairs.new_tensor([1.0, -1.0])[:, None]
+        half *= 2
+    return (t * size**-0.5).view(x.shape)
 
 
 def transform(x: Tensor, codec: StateCodec) -> tuple[Tensor, Tensor | None]:
@@ -60,7 +72,7 @@ def transform(x: Tensor, codec: StateCodec) -> tuple[Tensor, Tensor | None]:
     if codec.centre:
         tiles = y.reshape(-1, codec.tile)
         if codec.centre == "mean":
-            centre = tiles.mean(1, keepdim=True).bfloat16()
+            centre = (kernels.pairwise_sum(tiles, 1) * (1 / codec.tile)).bfloat16()
         else:
             centre = _down_to_bf16(tiles.amax(1, keepdim=True))
         z = tiles - centre.float()
@@ -94,11 +106,17 @@ def _down_to_bf16(x: Tensor) -> Tensor:
 
 
 def encode(
-    x: Tensor, codec: StateCodec | None, owner: Tensor, lengths: Tensor, noise: Tensor | None = None
+    x: Tensor,
+    codec: StateCodec | None,
+    owner: Tensor,
+    lengths: Tensor,
+    noise: Tensor | None = None,
+    groups: Sequence = (),
 ) -> tuple[Tensor, ...]:
     """Fields of the values x (blocks, 16) of several tensors of `lengths` (tensors,) blocks each.
 
-    noise  int32 (2,), the words of a RandomKey, where codes are rounded stochastically
+    noise   int32 (2,), the words of a RandomKey, where codes are rounded stochastically
+    groups  process groups over which the tensors are sharded: amax is that of the whole tensor
     """
     if codec is None:
         return (x,)
@@ -108,6 +126,7 @@ def encode(
     fmt = kernel_format(codec.format)
     block_amax = z.abs().amax(-1, keepdim=True)
     amax = torch.segment_reduce(block_amax.view(-1), "max", lengths=lengths, initial=0.0)
+    amax = largest_of(amax, groups)
     s, e, _ = kernels.make_scales(fmt)(block_amax, amax[owner][:, None])
     random, bits = None, 0
     if codec.rounding == "stochastic":
@@ -132,6 +151,24 @@ def decode(stored: tuple[Tensor, ...], codec: StateCodec | None, owner: Tensor) 
     values = kernels.make_decode(kernel_format(codec.format), torch.float32, True, False)
     z = values(one, load_scales(scales, codec.format), tensor_decode[owner][:, None])
     return restore(z, stored[3] if codec.centre else None, codec)
+
+
+def encode_matrix(
+    x: Tensor, codec: StateCodec | None, noise: Tensor | None = None, groups: Sequence = ()
+) -> dict[str, Tensor]:
+    """The fields, by name, of one tensor whose rows are whole blocks."""
+    blocks = x.reshape(-1, BLOCK)
+    owner = torch.zeros(len(blocks), dtype=torch.int64, device=x.device)
+    lengths = torch.tensor([len(blocks)], device=x.device)
+    stored = (t.clone() if t is blocks else t for t in encode(blocks, codec, owner, lengths, noise, groups))
+    return dict(zip(fields_of(codec), stored, strict=True))
+
+
+def decode_matrix(fields: dict[str, Tensor], codec: StateCodec | None, shape: Sequence[int]) -> Tensor:
+    """The values of `encode_matrix`'s fields."""
+    stored = tuple(fields[name] for name in fields_of(codec))
+    owner = torch.zeros(len(stored[0]), dtype=torch.int64, device=stored[0].device)
+    return decode(stored, codec, owner).view(*shape)
 
 
 def _encode_linear(x: Tensor, fmt: Linear4) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,8 @@
 
 The clip is ROOT's: N less its soft threshold at the quantile q of |N| (arXiv 2511.20626). The momentum may
 be stored in NVFP4. Since a blown-up iteration looks like a larger learning rate, `watch` keeps each
-update's root mean square and its cosine to what Newton-Schulz in FP32 would have given.
+update's root mean square and its cosine to what Newton-Schulz in FP32 would have given. Of a sharded matrix
+(FSDP2) each rank keeps its part of the momentum; the whole is gathered, and every rank iterates it.
 """
 
 import math
@@ -21,6 +22,7 @@ from fp4repro.core.tensor import QuantizedTensor
 from fp4repro.errors import Fp4ReproError
 from fp4repro.optim.newton_schulz import GEMMS, Trace, bf16_gemm, coefficients, newton_schulz
 from fp4repro.optim.nvfp4_adamw import NVFP4AdamW, with_gradients
+from fp4repro.optim.shards import gathered, groups_of, largest_of, local, part_of, sharded_axes
 from fp4repro.recipes.optimizer import NVFP4_MUON, OptimizerRecipe
 
 MOMENTUM = "momentum"
@@ -82,11 +84,6 @@ class NVFP4Muon(NVFP4AdamW):
                         f"Muon takes matrices, but a parameter of its group has shape {tuple(p.shape)}: "
                         "put it into a group without muon=True"
                     )
-                if hasattr(p, "to_local"):
-                    raise Fp4ReproError(
-                        f"Muon needs whole matrices, but one of shape {tuple(p.shape)} is sharded: give it "
-                        "to AdamW, or keep hidden matrices out of the sharding"
-                    )
 
     def _step_group(self, number: int, group: dict) -> None:
         if not group["muon"]:
@@ -102,12 +99,12 @@ class NVFP4Muon(NVFP4AdamW):
         return next(i for i, group in enumerate(self.param_groups) if group["muon"])
 
     def _step_matrix(self, group: dict, p: Tensor, name: str, layer: int) -> None:
-        recipe, state, g = self.recipe, self.state[p], p.grad.float()
+        recipe, state, g = self.recipe, self.state[p], local(p.grad).float()
         state["step"] = step = state.get("step", 0) + 1
         m = self._load(state[MOMENTUM], p) if MOMENTUM in state else torch.zeros_like(g)
         m.lerp_(g, 1 - recipe.momentum)
-        state[MOMENTUM] = self._store(m, RandomKey(self.seed, step, layer))
-        b = g.lerp(m, recipe.momentum) if recipe.nesterov else m
+        state[MOMENTUM] = self.store_momentum(m, p, RandomKey(self.seed, step, layer))
+        b = gathered(g.lerp(m, recipe.momentum) if recipe.nesterov else m, p)
         if recipe.clip_quantile is not None:
             b = clip_to_quantile(b, recipe.clip_quantile)
         trace = Trace()
@@ -117,8 +114,9 @@ class NVFP4Muon(NVFP4AdamW):
         self.guard_hits += trace.guard_hits
         if self.watch:
             self.updates.append(_compared(name, o, newton_schulz(b, steps), trace.guard_hits))
-        p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(o.to(p.dtype), alpha=-group["lr"] * self._scale(o))
+        own = local(p)
+        own.mul_(1 - group["lr"] * group["weight_decay"])
+        own.add_(part_of(o, p).to(p.dtype), alpha=-group["lr"] * self._scale(o))
 
     def _scale(self, o: Tensor) -> float:
         if self.recipe.rms_of == "shape":  # an orthogonal (m, n) has the root mean square 1 / sqrt(max)
@@ -126,22 +124,25 @@ class NVFP4Muon(NVFP4AdamW):
         rms = float(_rms(o))
         return self.recipe.rms / rms if rms > 0 else 0.0
 
-    def _storable(self, m: Tensor) -> bool:
-        return self.recipe.first is not None and not self.recipe.first.hadamard and m.shape[1] % 16 == 0
-
-    def _store(self, m: Tensor, key: RandomKey) -> dict[str, Tensor]:
-        """FP32, or codes, scales and amax where the recipe stores first moments in NVFP4 and rows fit."""
-        if not self._storable(m):
-            return {"values": m}
+    def _storable(self, p: Tensor) -> bool:
         first = self.recipe.first
-        q = quantize(m, first.format, first.rounding, key, nonfinite="poison")
+        return first is not None and not first.hadamard and p.shape[1] % 16 == 0 and not any(sharded_axes(p))
+
+    def store_momentum(self, m: Tensor, p: Tensor, key: RandomKey) -> dict[str, Tensor]:
+        """FP32, or codes, scales and amax where the recipe stores first moments in NVFP4 and rows fit. `m` is
+        the rank's part of p's momentum, amax that of the whole."""
+        if not self._storable(p):
+            return {"values": m}
+        first, groups = self.recipe.first, groups_of(p)
+        amax = largest_of(m.abs().amax() if m.numel() else m.new_zeros(()), groups) if groups else None
+        q = quantize(m, first.format, first.rounding, key, nonfinite="poison", amax=amax)
         return {"codes": q.codes, "scales": q.scales, "amax": q.amax}
 
     def _load(self, stored: dict[str, Tensor], p: Tensor) -> Tensor:
         if "values" in stored:
             return stored["values"]
         fields = (stored[name] for name in ("codes", "scales", "amax"))
-        return QuantizedTensor(*fields, self.recipe.first.format, p.shape).dequantize()
+        return QuantizedTensor(*fields, self.recipe.first.format, local(p).shape).dequantize()
 
     def state_dict(self) -> dict:
         """As torch's, with the number of guard hits."""

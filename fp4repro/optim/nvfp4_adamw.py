@@ -2,8 +2,8 @@
 
 A parameter's states are coded where it has two axes, 4,096 elements or more, and rows of whole tiles; the
 others keep FP32 states in torch's own fused step, and `kept` says why. Sharded parameters (FSDP2's DTensor)
-are stepped on each rank's shard: tiles lie within its rows, and amax is the shard's own, so that a state
-belongs to the mesh that made it and a checkpoint is continued on the same one.
+are stepped on each rank's shard where they are cut along their first axis, which leaves tiles whole; amax
+is that of the whole parameter, so that a shard's states are the bits that an unsharded one would have.
 """
 
 import math
@@ -17,7 +17,8 @@ from torch.optim.adamw import adamw as torch_adamw
 from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
 from fp4repro.errors import Fp4ReproError
-from fp4repro.optim.buckets import MOMENTS, Bucket, grouped, local
+from fp4repro.optim.buckets import MOMENTS, Bucket, grouped
+from fp4repro.optim.shards import local, sharded_axes
 from fp4repro.recipes.optimizer import FIRST_MOMENT, SECOND_MOMENT, Linear4, StateCodec
 
 SMALLEST = 4096  # elements
@@ -25,18 +26,19 @@ SMALLEST = 4096  # elements
 
 def why_fp32(p: Tensor, codecs: Iterable[StateCodec | None]) -> str:
     """Why a parameter's states stay FP32; empty where they are coded."""
-    shard = local(p)
     multiple = math.lcm(*(codec.multiple for codec in codecs if codec is not None))
     if not any(codecs):
         return "no state is coded"
-    if shard.ndim != 2:
-        return f"has {shard.ndim} axes, not 2"
-    if shard.dtype != torch.float32:
-        return f"is {shard.dtype}, not float32"
-    if shard.numel() < SMALLEST:
-        return f"has {shard.numel()} elements, fewer than {SMALLEST}"
-    if shard.shape[1] % multiple:
-        return f"has rows of {shard.shape[1]}, not a multiple of {multiple}"
+    if p.ndim != 2:
+        return f"has {p.ndim} axes, not 2"
+    if p.dtype != torch.float32:
+        return f"is {p.dtype}, not float32"
+    if p.numel() < SMALLEST:
+        return f"has {p.numel()} elements, fewer than {SMALLEST}"
+    if p.shape[1] % multiple:
+        return f"has rows of {p.shape[1]}, not a multiple of {multiple}"
+    if any(sharded_axes(p)):
+        return f"is sharded along axis {max(sharded_axes(p))}, which cuts its tiles"
     return ""
 
 
@@ -67,6 +69,7 @@ class NVFP4AdamW(torch.optim.Optimizer):
         self.codecs = (first, second)
         self.seed = seed
         self._buckets: dict[int, tuple[tuple, list[Bucket]]] = {}
+        self._split: dict[int, tuple[tuple, list[Tensor], list[Tensor]]] = {}
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
@@ -99,8 +102,7 @@ class NVFP4AdamW(torch.optim.Optimizer):
         self._step_adamw(number, group, with_gradients(group))
 
     def _step_adamw(self, number: int, group: dict, params: list[Tensor]) -> None:
-        whole = [p for p in params if why_fp32(p, self.codecs)]
-        coded = [p for p in params if not why_fp32(p, self.codecs)]
+        whole, coded = self._sorted(number, params)
         if whole:
             self._step_fp32(group, whole)
         for bucket in self._buckets_of(number, coded):
@@ -109,6 +111,15 @@ class NVFP4AdamW(torch.optim.Optimizer):
             for state in states:
                 state["step"] = step
             bucket.step(hyper_of(group, step), RandomKey(self.seed, step))
+
+    def _sorted(self, number: int, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Those with FP32 states and those with coded ones, remembered while they are the same."""
+        key, found = tuple(id(p) for p in params), self._split.get(number)
+        if found is None or found[0] != key:
+            whole = [p for p in params if why_fp32(p, self.codecs)]
+            coded = [p for p in params if not why_fp32(p, self.codecs)]
+            found = self._split[number] = key, whole, coded
+        return found[1], found[2]
 
     def _buckets_of(self, number: int, params: list[Tensor]) -> list[Bucket]:
         """The group's buckets; made anew where other parameters have gradients than the step before."""
@@ -184,11 +195,15 @@ class NVFP4AdamW(torch.optim.Optimizer):
                 if isinstance(value, dict):
                     device = local(p).device
                     self.state[p][name] = {k: t.detach().clone().to(device) for k, t in value.items()}
-        self._buckets = {}
+        self.forget_buckets()
+
+    def forget_buckets(self) -> None:
+        """To be called by whoever puts other tensors into `state`: the next step takes these over."""
+        self._buckets, self._split = {}, {}
 
     def __getstate__(self) -> dict:
         own = {name: value for name, value in self.__dict__.items() if name in self._pickled}
-        return super().__getstate__() | own | {"_buckets": {}}
+        return super().__getstate__() | own | {"_buckets": {}, "_split": {}}
 
     _pickled = ("codecs", "seed")
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fp4repro.ablations import load_ablations
+from fp4repro.ablations import FULLSTACK, load_ablations
 from fp4repro.config import load_scale
 from fp4repro.errors import Fp4ReproError, run_stage
 from fp4repro.files import atomic_write
@@ -11,7 +11,10 @@ from fp4repro.report.ablations import ablation_rows
 from fp4repro.report.ablations_markdown import ablations_markdown
 from fp4repro.report.check import check_pretrain
 from fp4repro.report.evals import EVALS, PAIRED, evals_rows, paired_rows
+from fp4repro.report.fullstack import fullstack_rows
+from fp4repro.report.fullstack_markdown import fullstack_markdown
 from fp4repro.report.gaps import Outcomes
+from fp4repro.report.include import include
 from fp4repro.report.kernels import MARKDOWN
 from fp4repro.report.markdown import pretrain_markdown
 from fp4repro.report.plan import PROTOCOLS, plans
@@ -23,7 +26,7 @@ from fp4repro.report.runs import Runs, load_runs
 from fp4repro.report.schema import parse_rows, write_rows
 from fp4repro.report.studies import STUDIES
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
-from fp4repro.report.trace import known_values, untraced
+from fp4repro.report.trace import known_values, published_csvs, untraced
 
 
 def main() -> None:
@@ -65,6 +68,13 @@ def main() -> None:
     forest.add_argument("--table", type=Path, required=True, help="CSV of the ablation table")
     forest.add_argument("--png", type=Path, required=True)
     forest.add_argument("--svg", type=Path, required=True)
+
+    fullstack = _command(commands, "fullstack", _fullstack, "table and figure of the full stack's modules")
+    fullstack.add_argument("--results", type=Path, required=True, help="folder results/<scale>")
+    fullstack.add_argument("--published", type=Path, default=Path("configs/published.yaml"))
+    for name in ("table", "markdown", "png", "svg"):
+        fullstack.add_argument(f"--{name}", type=Path, required=True)
+
     kernels = _command(commands, "kernels", _kernels, "Markdown and figure of speed and memory")
     for name in ("kernels", "casts", "roofline", "memory"):
         kernels.add_argument(f"--{name}", type=Path, required=True, help="CSV; its Markdown goes beside it")
@@ -78,6 +88,12 @@ def main() -> None:
 
     check = _command(commands, "check", _check, "is the pretraining table complete?")
     check.add_argument("table", type=Path)
+
+    tables = commands.add_parser(
+        "include", help="write the tables of published folders into these texts anew"
+    )
+    tables.add_argument("texts", type=Path, nargs="+", help="Markdown files")
+    tables.set_defaults(run=_include)
 
     trace = commands.add_parser("trace", help="does every figure in these texts come from somewhere?")
     trace.add_argument("texts", type=Path, nargs="+", help="Markdown files")
@@ -138,6 +154,16 @@ def _ablations_figure(arguments: argparse.Namespace) -> None:
     ablations_figure(parse_rows(arguments.table), entries, outcomes, arguments.png, arguments.svg)
 
 
+def _fullstack(arguments: argparse.Namespace) -> None:
+    from fp4repro.report.fullstack_figure import fullstack_figure
+
+    scale, entries = load_scale(arguments.scale), load_ablations(FULLSTACK)
+    rows = fullstack_rows(scale, entries, load_published(arguments.published), arguments.results)
+    write_rows(arguments.table, rows)
+    _write(arguments.markdown, fullstack_markdown(rows, entries))
+    fullstack_figure(rows, entries, arguments.png, arguments.svg)
+
+
 def _kernels(arguments: argparse.Namespace) -> None:
     from fp4repro.report.kernels_figure import kernels_figure
 
@@ -164,7 +190,7 @@ def _evals(arguments: argparse.Namespace) -> None:
     scale = load_scale(arguments.scale)
     published = published_rows(load_published(arguments.published), load_benchmarks())
     made = {
-        EVALS: evals_rows(got.found, got.missing, got.where),
+        EVALS: evals_rows(got),
         PAIRED: [*paired_rows(got.found, got.where), *published],
     }
     for name, rows in made.items():
@@ -179,9 +205,20 @@ def _check(arguments: argparse.Namespace) -> None:
     print(f"{arguments.table}: complete and finite, {len(scale.pretrain.recipes)} recipes")
 
 
+def _include(arguments: argparse.Namespace) -> None:
+    for path in arguments.texts:
+        text = path.read_text(encoding="utf-8")
+        try:
+            made = include(text, Path())
+        except Fp4ReproError as error:
+            raise Fp4ReproError(f"{path}: {error}") from None
+        if made != text:
+            _write(path, made)
+        print(f"{path}: {'written anew' if made != text else 'as it was'}")
+
+
 def _trace(arguments: argparse.Namespace) -> None:
-    tables = sorted(arguments.results.glob("*/tables/*.csv"))
-    values = known_values(tables, load_published(arguments.published))
+    values = known_values(published_csvs(arguments.results), load_published(arguments.published))
     faults = [
         f"{path}, line {number}: {figure} is in no published table and not in {arguments.published}"
         for path in arguments.texts

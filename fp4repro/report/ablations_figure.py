@@ -13,8 +13,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from fp4repro.ablations import Ablation
-from fp4repro.report.ablations import MARGIN_METRIC
-from fp4repro.report.figures import LINES, two_panels
+from fp4repro.report.entries import MARGIN_METRIC
+from fp4repro.report.figures import LINES, MARKERS, two_panels
 from fp4repro.report.gaps import WINDOW, Outcomes
 from fp4repro.report.plan import BRANCHES
 from fp4repro.report.schema import Row
@@ -32,11 +32,14 @@ def ablations_figure(
         _curves(right, ablations, outcomes, names)
 
 
-def _colours(ablations: Mapping[str, Ablation], names: Sequence[str]) -> dict[str, tuple]:
-    """A colour a group."""
-    groups = dict.fromkeys(ablations[name].group for name in names)
+def _styles(ablations: Mapping[str, Ablation], names: Sequence[str]) -> dict[str, dict]:
+    """A colour and a marker a group, so that groups can be told apart in grey."""
+    groups = list(dict.fromkeys(ablations[name].group for name in names))
     palette = sns.color_palette("colorblind")
-    of = {group: palette[index % len(palette)] for index, group in enumerate(groups)}
+    of = {
+        group: {"color": palette[index % len(palette)], "marker": MARKERS[index % len(MARKERS)]}
+        for index, group in enumerate(groups)
+    }
     return {name: of[ablations[name].group] for name in names}
 
 
@@ -48,9 +51,9 @@ def _forest(
     names: Sequence[str],
 ) -> None:
     of = {(row.setting, row.metric): row for row in rows if row.provenance != "published"}
-    colours = _colours(ablations, names)
+    styles = _styles(ablations, names)
     for height, name in enumerate(names):
-        baseline, colour = ablations[name].baseline, colours[name]
+        baseline, style = ablations[name].baseline, styles[name]
         row = of.get((f"{outcomes.plan.protocol}/{name}", GAP + baseline))
         if row is None or row.value is None:
             axes.annotate(
@@ -58,10 +61,10 @@ def _forest(
             )
             continue
         if row.ci_low is not None:
-            axes.plot([row.ci_low, row.ci_high], [height] * 2, color=colour, linewidth=1.6)
+            axes.plot([row.ci_low, row.ci_high], [height] * 2, color=style["color"], linewidth=1.6)
         gaps = list(outcomes.gaps(name, baseline).values())
-        axes.plot(gaps, [height] * len(gaps), "|", color=colour, markersize=7)
-        axes.plot(row.value, height, "o", color=colour, markersize=4.5)
+        axes.plot(gaps, [height] * len(gaps), "|", color=style["color"], markersize=7)
+        axes.plot(row.value, height, linestyle="", markersize=4.5, **style)
     axes.axvline(0, color="0.4", linewidth=0.8, zorder=0)
     margin = of[f"{outcomes.plan.protocol}/all", MARGIN_METRIC].value
     axes.axvspan(-margin, margin, color="0.9", linewidth=0, zorder=-1)
@@ -75,7 +78,7 @@ def _forest(
 
 
 def _curves(axes: Axes, ablations: Mapping[str, Ablation], outcomes: Outcomes, names: Sequence[str]) -> None:
-    colours, branches = _colours(ablations, names), outcomes.plan.protocol == BRANCHES
+    styles, branches = _styles(ablations, names), outcomes.plan.protocol == BRANCHES
     drawn: dict[str, int] = {}
     for name in names:
         pairs = outcomes.pairs(name, ablations[name].baseline)
@@ -88,7 +91,18 @@ def _curves(axes: Axes, ablations: Mapping[str, Ablation], outcomes: Outcomes, n
         line = LINES[drawn.setdefault(group, 0) % len(LINES)]
         label = None if drawn[group] else group
         drawn[group] += 1
-        axes.plot(np.arange(1, len(losses) + 1), losses, line, color=colours[name], linewidth=1, label=label)
+        steps = np.arange(1, len(losses) + 1)
+        every = max(1, len(losses) // 5)
+        axes.plot(
+            steps,
+            losses,
+            line,
+            linewidth=1,
+            label=label,
+            markersize=3.5,
+            markevery=(len(drawn) * every // 8, every),
+            **styles[name],
+        )
     title = "Training loss less the baseline's" if branches else "Training loss"
     axes.set(title=title, xlabel=f"steps (means of {WINDOW})", ylabel="nats per token")
     if drawn:

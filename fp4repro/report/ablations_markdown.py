@@ -1,9 +1,10 @@
-"""The ablation table for a reader: a pure function of its long rows and of the entries."""
+"""The ablation table for a reader, and that of any experiment with entries: a pure function of both."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fp4repro.ablations import Ablation
-from fp4repro.report.ablations import CLAIM, FACTOR, MARGIN_METRIC, SPREAD, STEP_GAP
+from fp4repro.report.ablations import FACTOR
+from fp4repro.report.entries import CLAIM, MARGIN_METRIC, SPREAD, STEP_GAP
 from fp4repro.report.gaps import RISE, WINDOW
 from fp4repro.report.markdown import EMULATED, aligned
 from fp4repro.report.plan import BRANCHES, SCRATCH
@@ -32,49 +33,71 @@ RULES = (
 
 def ablations_markdown(rows: Sequence[Row], ablations: Mapping[str, Ablation]) -> str:
     """A table of gaps and one of claims for each protocol, then what the spread says of seeds."""
+    return entries_markdown("Ablations", rows, ablations, _factor)
+
+
+def entries_markdown(
+    title: str,
+    rows: Sequence[Row],
+    entries: Mapping[str, Ablation],
+    beside: Callable[[str, Mapping], str],
+    more: Mapping[str, str] | None = None,
+    last: str = "",
+) -> str:
+    """Any experiment's: `more` are metrics in bytes with the heads of their columns, `beside` says what the
+    rows of a protocol hold beside gaps, and `last` stands behind all protocols."""
     ours = [row for row in rows if row.provenance != "published"]
     of = {(row.setting, row.metric): row for row in ours}
     said = {(row.setting, row.metric): row for row in rows if row.provenance == "published"}
     scale, device, torch, commit = origin(ours)
-    paragraphs = [f"# Ablations, scale `{scale}`", SIGN]
+    paragraphs = [f"# {title}, scale `{scale}`", SIGN]
     for protocol in (BRANCHES, SCRATCH):
         planned = [row.setting for row in ours if row.metric == DIVERGED]  # each entry has one, run or not
         names = [s.removeprefix(f"{protocol}/") for s in planned if s.startswith(f"{protocol}/")]
         if not names:
             continue
-        paragraphs += [f"## {TITLES[protocol]}", "\n".join(_gaps(protocol, names, of, ablations))]
-        claims = list(_claims(protocol, names, of, said, ablations))
+        gaps = _gaps(protocol, names, of, entries, more or {})
+        paragraphs += [f"## {TITLES[protocol]}", "\n".join(gaps)]
+        claims = list(_claims(protocol, names, of, said, entries))
         if claims:
             header = ["entry", "the paper says", "difference to", "measured, %", "verdict"]
             paragraphs += ["### Claims", "\n".join(aligned(header, claims))]
-        paragraphs += ["\n".join(filter(None, [_factor(protocol, of), *_power(protocol, ours, of)]))]
+        paragraphs += ["\n".join(filter(None, [beside(protocol, of), *_power(protocol, ours, of)]))]
     notes = dict.fromkeys(
         f"- {row.setting}: {row.note}." for row in ours if row.metric == VALIDATION_LOSS and row.value is None
     )
-    paragraphs += [RULES, "\n".join(notes)]
+    paragraphs += [last, RULES, "\n".join(notes)]
     paragraphs += [f"Scale {scale}; device {device}; torch {torch}; commit {commit}. {EMULATED}"]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
 def _gaps(
-    protocol: str, names: Sequence[str], of: Mapping, ablations: Mapping[str, Ablation]
+    protocol: str,
+    names: Sequence[str],
+    of: Mapping,
+    ablations: Mapping[str, Ablation],
+    more: Mapping[str, str],
 ) -> Iterator[str]:
-    header = ["group", "entry", "loss", "gap to baseline, %", "to its base, %", "runs, diverged"]
+    header = ["group", "entry", "loss", "gap to baseline, %", "to its base, %", *more.values()]
+    header.append("runs, diverged")
     if protocol == BRANCHES:
         header.insert(4, "over steps, %")
     lines, group = [], ""
     for name in names:
-        entry, setting = ablations[name], f"{protocol}/{name}"
-        cells = [entry.group if entry.group != group else "", name, _loss(of.get((setting, VALIDATION_LOSS)))]
-        cells.append(_value(of.get((setting, GAP + entry.baseline)), f" to {entry.baseline}"))
+        setting, entry = f"{protocol}/{name}", ablations.get(name)
+        of_group = entry.group if entry else "baseline"
+        cells = [of_group if of_group != group else "", name, _loss(of.get((setting, VALIDATION_LOSS)))]
+        group = of_group
+        baseline, base = (entry.baseline, entry.base) if entry else (name, name)
+        cells.append(value_cell(of.get((setting, GAP + baseline)), f" to {baseline}"))
         if protocol == BRANCHES:
-            cells.append(_value(of.get((setting, STEP_GAP + entry.baseline))))
-        apart = entry.base not in (name, entry.baseline)
-        cells.append(_value(of.get((setting, GAP + entry.base)), f" to {entry.base}") if apart else "")
+            cells.append(value_cell(of.get((setting, STEP_GAP + baseline))))
+        apart = base not in (name, baseline)
+        cells.append(value_cell(of.get((setting, GAP + base)), f" to {base}") if apart else "")
+        cells += [_megabytes(of.get((setting, metric))) for metric in more]
         diverged = of[setting, DIVERGED]
         cells.append("not run" if diverged.value is None else f"{diverged.n}, {diverged.value:.0f}")
         lines.append(cells)
-        group = entry.group
     yield from aligned(header, lines)
 
 
@@ -82,11 +105,11 @@ def _claims(
     protocol: str, names: Sequence[str], of: Mapping, said: Mapping, ablations: Mapping[str, Ablation]
 ) -> Iterator[list[str]]:
     for name in names:
-        for number, claim in enumerate(ablations[name].claims, 1):
+        for number, claim in enumerate(ablations[name].claims if name in ablations else (), 1):
             key = f"{protocol}/{name}", f"{CLAIM}{number}"
             row = of[key]
             verdict = "not run" if row.note.startswith(NOT_RUN) else row.note.partition(" at this scale")[0]
-            yield [name, said[key].note, claim.than, _value(row), verdict]
+            yield [name, said[key].note, claim.than, value_cell(row), verdict]
 
 
 def _factor(protocol: str, of: Mapping) -> str:
@@ -124,7 +147,12 @@ def _loss(row: Row | None) -> str:
     return "" if row is None or row.value is None else f"{row.value:.4f}"
 
 
-def _value(row: Row | None, to: str = "") -> str:
+def _megabytes(row: Row | None) -> str:
+    return "not run" if row is None or row.value is None else f"{row.value / 1e6:.3f}"
+
+
+def value_cell(row: Row | None, to: str = "") -> str:
+    """A gap with its interval, or what became of its runs."""
     if row is None:
         return ""
     if row.value is None:

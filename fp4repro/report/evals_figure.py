@@ -21,7 +21,7 @@ SPREAD = 0.6  # of a row's height, that its markers fill
 
 def evals_figure(rows: Sequence[Row], paired: Sequence[Row], png: Path, svg: Path) -> None:
     """Draw both tables and write both files."""
-    with two_panels(png, svg, figsize=(8.4, 4.2), width_ratios=(1, 1)) as (left, right):
+    with two_panels(png, svg, figsize=(9.6, 5.4), width_ratios=(1, 1)) as (left, right):
         _accuracies(left, [row for row in rows if row.unit == "%" and row.value is not None])
         _paper(right, [row for row in paired if row.setting == PAPER])
 
@@ -32,11 +32,11 @@ def _accuracies(axes: Axes, rows: Sequence[Row]) -> None:
     arms = list(dict.fromkeys(row.setting for row in rows))
     for number, arm in enumerate(arms):
         shift = SPREAD * (number / max(len(arms) - 1, 1) - 0.5)
-        for row in (row for row in rows if row.setting == arm):
+        for place, row in enumerate(row for row in rows if row.setting == arm):
             height = names.index(row.metric) + shift
             style = {"color": palette[number % len(palette)], "marker": MARKERS[number % len(MARKERS)]}
             axes.plot([row.ci_low, row.ci_high], [height] * 2, color=style["color"], linewidth=1.2)
-            label = arm if row.metric == names[0] else None
+            label = arm if place == 0 else None
             axes.plot(row.value, height, linestyle="", markersize=5, label=label, **style)
     for place, name in enumerate(names):
         note = next(row.note for row in rows if row.metric == name)
@@ -44,7 +44,7 @@ def _accuracies(axes: Axes, rows: Sequence[Row]) -> None:
         if chance:
             axes.plot([float(chance[1])] * 2, [place - 0.45, place + 0.45], color="0.4", linewidth=0.9)
     axes.set(
-        title="Accuracy of our models",
+        title="Accuracy",
         xlabel="% (grey: a guess)",
         yticks=range(len(names)),
         yticklabels=[name.replace(".", "\n") for name in names],
@@ -52,7 +52,8 @@ def _accuracies(axes: Axes, rows: Sequence[Row]) -> None:
     )
     axes.xaxis.set_major_locator(MaxNLocator(5))
     if arms:
-        axes.legend(frameon=False, fontsize="small", loc="best")
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
+        axes.legend(frameon=False, fontsize="x-small", **below)
 
 
 def _paper(axes: Axes, rows: Sequence[Row]) -> None:
@@ -68,7 +69,7 @@ def _paper(axes: Axes, rows: Sequence[Row]) -> None:
     axes.axvline(0, color="0.4", linewidth=0.8, zorder=0)
     axes.set(
         title="The paper: NVFP4 less FP8",
-        xlabel="points (unpaired 95 %; open: no interval)",
+        xlabel="points (unpaired 95 %; open: none)",
         yticks=range(len(names)),
         yticklabels=names,
         ylim=(len(names) - 0.5, -0.5),

@@ -10,30 +10,32 @@ from fp4repro.report.tables import origin
 
 EMULATED = (
     "Measured by lm-eval, by log likelihood. The arithmetic of FP8, MXFP4 and NVFP4 is emulated in the "
-    "forward pass, on the layers that the recipe quantises."
+    "forward pass, on the layers that the recipe quantises. The recipes have the Hadamard transform on the "
+    "inputs of wgrad alone, which no evaluation gets to: taking it out of `nvfp4` changes nothing here, and "
+    "`+rht` puts it on both operands of fprop. `four-over-six` lets the largest code of a block of inputs be "
+    "4 or 6."
 )
 INTERVALS = (
-    "[ ] are 95 % intervals over questions: Wilson's for one accuracy, a paired bootstrap for a difference. "
-    "They say nothing of what another training seed would give."
+    "[ ] are 95 % intervals over questions: Wilson's for one accuracy, a bootstrap for the rest, paired for "
+    "a difference. They say nothing of what another training seed would give."
 )
 
 
 def evals_markdown(rows: Sequence[Row]) -> str:
-    """A line a model and arithmetic, a table a task; chance stands with each accuracy."""
+    """A table a task, a line a model, arithmetic and metric; chance stands with each accuracy."""
     scale, device, torch, commit = origin(rows)
     parts = [f"# Evaluations, scale `{scale}`"]
     for task in dict.fromkeys(row.metric.rpartition(".")[0] for row in rows):
         of_task = [row for row in rows if row.metric.rpartition(".")[0] == task]
-        measured = [row for row in of_task if row.value is not None]
-        if not measured:
-            parts.append(f"**{task}**\n\n{of_task[0].note}.")
-            continue
         lines = [
-            [row.setting, row.metric.rpartition(".")[2], _value(row), str(row.n), row.note]
-            for row in measured
+            [row.setting, row.metric.rpartition(".")[2], _value(row), str(row.n or "-"), row.note]
+            for row in of_task
+            if row.value is not None
         ]
-        header = ["model in arithmetic", "metric", "value", "questions", "against chance"]
-        parts.append(f"**{task}**\n\n" + "\n".join(aligned(header, lines)))
+        header = ["model in arithmetic", "metric", "value", "questions", "note"]
+        parts.append(f"**{task}**" + ("\n\n" + "\n".join(aligned(header, lines)) if lines else ""))
+        absent = {(row.setting.rpartition(" in ")[0], row.note): None for row in of_task if row.value is None}
+        parts += [f"{model}: {why}." for model, why in absent]
     parts += [EMULATED, INTERVALS, f"Measured on {device}; torch {torch}; commit {commit}."]
     return "\n\n".join(parts) + "\n"
 
@@ -47,9 +49,9 @@ def paired_markdown(rows: Sequence[Row]) -> str:
         header = ["pair", "metric", "difference", "discordant", "McNemar p", "questions", "to tell 0.04"]
         parts.append("\n".join(aligned(header, list(_pairs(ours)))))
         parts.append(
-            "Accuracies differ by points, positive where the first of the pair is better; bits per byte the "
-            "other way round. 'To tell 0.04' is how many questions a difference of 0.04 points would need "
-            "to be told from zero, at 5 % with 80 % power, at the discordance measured."
+            "Accuracies differ by points, positive where the first of the pair is better; bits per byte and "
+            "perplexities the other way round. 'To tell 0.04' is how many questions a difference of 0.04 "
+            "points would need to be told from zero, at 5 % with 80 % power, at the discordance measured."
         )
         parts.append(INTERVALS)
     parts.append("\n".join(["**The paper's accuracies, % (arXiv 2509.25149)**", "", *_paper_table(paper)]))
@@ -115,12 +117,14 @@ def _mmlu_pro(paper: dict[str, Row]) -> str:
 
 
 def _value(row: Row) -> str:
-    digits = 2 if row.unit == "%" else 4
+    if row.ci_low is None:
+        return f"{row.value:g}"
+    digits = 4 if row.unit == "bits/byte" else 2
     return f"{row.value:.{digits}f} [{row.ci_low:.{digits}f}, {row.ci_high:.{digits}f}]"
 
 
 def _signed(row: Row) -> str:
-    digits = 2 if row.unit == "points" else 4
+    digits = 4 if row.unit == "bits/byte" else 2
     ends = "" if row.ci_low is None else f" [{row.ci_low:+.{digits}f}, {row.ci_high:+.{digits}f}]"
     return f"{row.value:+.{digits}f}{ends}"
 

@@ -1,8 +1,7 @@
 """The pretraining figure: loss curves, and gaps to BF16 with each seed's point and the interval.
 
 Recipes differ in colour (seaborn's colour-blind palette), line style and marker, so the figure
-reads in grey too. The files are the same bytes for the same results: no dates, fixed SVG ids, text
-left as text.
+reads in grey too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +19,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fp4repro.errors import Fp4ReproError
-from fp4repro.files import atomic_write
+from fp4repro.report import figure_files
 from fp4repro.report.runs import Runs, read_curve
 from fp4repro.report.schema import VALIDATION_LOSS, Row
 from fp4repro.report.tables import BASELINES, GAP, gaps_by_seed
 
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
-RC = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fp4repro",
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same everywhere
+RC = figure_files.RC | {
     "axes.titlesize": "medium",
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -46,16 +42,14 @@ def pretrain_figure(runs: Runs, rows: Sequence[Row], png: Path, svg: Path) -> No
 
 @contextmanager
 def panels(png: Path, svg: Path, rows: int, columns: int, **layout: object) -> Iterator[np.ndarray]:
-    """Axes (rows, columns) in the style of all figures, written to both files when the block ends well."""
+    """Axes (rows, columns) in the style of all figures; PNG, SVG and, beside the SVG, PDF are written when
+    the block ends well."""
     with sns.axes_style("ticks"), sns.plotting_context("paper", font_scale=1.1), plt.rc_context(RC):
         figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **layout)
         try:
             yield axes
             sns.despine(figure)
-            # matplotlib would put its version and the date into the files
-            for path, metadata in ((png, {"Software": None}), (svg, {"Date": None, "Creator": None})):
-                with atomic_write(path) as temporary:
-                    figure.savefig(temporary, dpi=200, metadata=metadata)
+            figure_files.save(figure, png, svg)
         finally:
             plt.close(figure)
 

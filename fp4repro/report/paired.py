@@ -54,9 +54,10 @@ def compare(arm: Answers, baseline: Answers) -> Comparison:
             f"a paired comparison needs the same questions in the same order, but {missing} of them were "
             "put to one arm only: evaluate both with the same tasks and limit"
         )
+    of = arm.measure.of_ratio
     low, high = bootstrap(
         np.stack([arm.values, arm.weights, baseline.values, baseline.weights]),
-        lambda s: s[0] / s[1] - s[2] / s[3],
+        lambda s: of(s[0] / s[1]) - of(s[2] / s[3]),
     )
     return Comparison(
         difference=arm.figure - baseline.figure,

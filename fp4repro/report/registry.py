@@ -10,19 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp4repro.ablations import ABLATIONS, load_ablations
+from fp4repro.ablations import ABLATIONS, FULLSTACK, load_ablations
 from fp4repro.config import BENCHMARKS, Scale
 from fp4repro.report.ablations import ablation_rows
 from fp4repro.report.ablations_markdown import ablations_markdown
+from fp4repro.report.claims import CLAIMS, claim_rows, claims_markdown
 from fp4repro.report.evals import evals_rows, paired_rows
 from fp4repro.report.evals_markdown import evals_markdown, paired_markdown
+from fp4repro.report.fullstack import fullstack_rows
+from fp4repro.report.fullstack_markdown import fullstack_markdown
 from fp4repro.report.kernels import MARKDOWN
 from fp4repro.report.markdown import pretrain_markdown
 from fp4repro.report.published import Published
 from fp4repro.report.published_accuracy import load_benchmarks, published_rows
 from fp4repro.report.questions import load_evaluations
 from fp4repro.report.runs import load_runs
-from fp4repro.report.schema import Row
+from fp4repro.report.schema import Row, parse_rows
 from fp4repro.report.studies import STUDIES
 from fp4repro.report.tables import EXPERIMENT, pretrain_rows
 
@@ -53,13 +56,20 @@ def _ablations_markdown(rows: Sequence[Row], _: Scale, folder: Path) -> str:
     return ablations_markdown(rows, load_ablations(_own(folder, ABLATIONS)))
 
 
+def _fullstack(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
+    return fullstack_rows(scale, load_ablations(_own(folder, FULLSTACK)), published, folder)
+
+
+def _fullstack_markdown(rows: Sequence[Row], _: Scale, folder: Path) -> str:
+    return fullstack_markdown(rows, load_ablations(_own(folder, FULLSTACK)))
+
+
 def evaluation_folders(folder: Path, scale: Scale) -> list[Path]:
     return [folder / "evals" / model for model in scale.evals.models]
 
 
 def _evals(folder: Path, scale: Scale, _: Sequence[Published]) -> list[Row]:
-    got = load_evaluations(evaluation_folders(folder, scale))
-    return evals_rows(got.found, got.missing, got.where)
+    return evals_rows(load_evaluations(evaluation_folders(folder, scale)))
 
 
 def _paired(folder: Path, scale: Scale, published: Sequence[Published]) -> list[Row]:
@@ -68,14 +78,45 @@ def _paired(folder: Path, scale: Scale, published: Sequence[Published]) -> list[
     return [*paired_rows(got.found, got.where), *published_rows(published, benchmarks)]
 
 
+def _studied(experiment: str) -> Callable[[Path, Scale, Sequence[Published]], list[Row]]:
+    """The rows of a study that has a job, and a file, for each model."""
+
+    def rows(folder: Path, scale: Scale, _: Sequence[Published]) -> list[Row]:
+        files = [folder / experiment / f"{name.replace('/', '--')}.csv" for name in scale.fidelity.models]
+        return [row for path in files for row in parse_rows(path)]
+
+    return rows
+
+
+def _claims(folder: Path, *_: object) -> list[Row]:
+    """Claims are read off the folder's other tables."""
+    paths = sorted((folder / "tables").glob("*.csv"))
+    return claim_rows({path.stem: parse_rows(path) for path in paths if path.stem != CLAIMS})
+
+
+# Studies whose table holds together the files of several jobs.
+_PARTS = {name: _studied(name) for name in ("fidelity", "sensitivity")}
+
 TABLES = {
     "pretrain": Table(_pretrain, lambda rows, scale, _: pretrain_markdown(rows, len(scale.pretrain.seeds))),
     "evals": Table(_evals, lambda rows, *_: evals_markdown(rows)),
     "evals_paired": Table(_paired, lambda rows, *_: paired_markdown(rows)),
     "ablations": Table(_ablations, _ablations_markdown),
+    "fullstack": Table(_fullstack, _fullstack_markdown),
     **{
-        name: Table(None, lambda rows, *_, study=study: study.markdown(rows))
+        name: Table(_PARTS.get(name), lambda rows, *_, study=study: study.markdown(rows))
         for name, study in STUDIES.items()
     },
     **{name: Table(None, lambda rows, *_, text=text: text(rows)) for name, text in MARKDOWN.items()},
+    CLAIMS: Table(_claims, lambda rows, *_: claims_markdown(rows)),
 }
+
+
+def planned_tables(scale: Scale) -> list[str]:
+    """The tables that `snakemake` makes of a scale; claims are read off them when they are published."""
+    unplanned = {CLAIMS}
+    if not scale.evals.models:
+        unplanned |= {"evals", "evals_paired"}
+    if not (scale.ablations.scratch or scale.ablations.branches):
+        unplanned.add("ablations")
+    return [name for name in TABLES if name not in unplanned]

@@ -30,6 +30,8 @@ BITS_PER_BYTE = "bits_per_byte"
 DIVERGED = "diverged"  # 0 or 1 for a run, the number of diverged seeds in a table
 TOKENS = "tokens"  # seen in training
 PARAMETERS = "parameters"
+OPTIMIZER_BYTES = "optimizer_state_bytes"
+ACTIVATION_BYTES = "saved_activation_bytes"  # that a forward pass of one micro-batch keeps for its backward
 UNITS = {
     VALIDATION_LOSS: "nats/token",
     VALIDATION_LOSS_BF16: "nats/token",
@@ -37,6 +39,8 @@ UNITS = {
     DIVERGED: "runs",
     TOKENS: "tokens",
     PARAMETERS: "parameters",
+    OPTIMIZER_BYTES: "bytes",
+    ACTIVATION_BYTES: "bytes",
 }
 
 

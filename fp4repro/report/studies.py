@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from fp4repro.report.attention_control import attention_control_markdown
 from fp4repro.report.attention_tables import attention_markdown
 from fp4repro.report.fidelity import fidelity_markdown
 from fp4repro.report.formats import formats_markdown
@@ -34,6 +35,7 @@ STUDIES = {
     "sensitivity": Study(sensitivity_markdown, "sensitivity_figure"),
     "projections": Study(projections_markdown, "projections_figure"),
     "attention_sensitivity": Study(attention_markdown, "attention_figure"),
+    "attention_control": Study(attention_control_markdown, "attention_control_figure"),
     **dict.fromkeys(
         ("optimizer_states", "newton_schulz", "error_growth"), Study(optimizer_markdown, "optimizer_figure")
     ),

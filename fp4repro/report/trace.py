@@ -1,11 +1,15 @@
 """Does every figure in the README and the docs come from somewhere?
 
 A figure is a number with decimals, outside code, links and versions. It is traced if a row of a published
-table (`results/published/*/tables/*.csv`: its value, an end or half of its interval) or an entry of
-`configs/published.yaml` rounds to it at the digits that are printed: as it is, a share also in per cent, a
-count also in thousands, millions or billions. A line that holds figures of another kind says so itself:
-`<!-- not a result: why -->`. A figure of two digits may find some value by accident; this is good for the
-longer ones, and for those it is strict.
+table (any CSV of the schema in `results/published/*/` or its `tables/`: its value, an end or half of its
+interval) or an entry of `configs/published.yaml` rounds to it at the digits that are printed: as it is, a
+share also in per cent, a count also in thousands, millions or billions. Figures of another kind are marked:
+
+    <!-- not a result: why -->          on the line, or on a line of its own for the paragraph or table below
+    <!-- measured once: how -->         the same for an aside whose rows were not kept, with its command
+
+A figure of two digits may find some value by accident; this is good for the longer ones, and for those it
+is strict.
 """
 
 import re
@@ -14,16 +18,23 @@ from decimal import Decimal
 from pathlib import Path
 
 from fp4repro.report.published import Published
-from fp4repro.report.schema import Row, parse_rows
+from fp4repro.report.schema import COLUMNS, Row, parse_rows
 
-EXEMPT = "<!-- not a result:"
+EXEMPT = re.compile(r"<!-- (not a result|measured once): \S.* -->")
 # A number is no figure inside a word, a version (1.2.3) or behind a letter or a slash.
-FIGURE = re.compile(r"(?<![\w./:])[-+]?\d[\d,]*\.\d+(?![\w.]*\.\d)(?!\w)")
+FIGURE = re.compile(r"(?<![\w./:])[-+]?(?:\d[\d,]*)?\.\d+(?![\w.]*\.\d)(?!\w)")
 _NOT_TEXT = re.compile(
     r"`[^`]*`|\]\([^)]*\)|https?://\S+|arXiv:? ?\d+\.\d+|\d+\.\d+\.\d+\S*|[Pp]ython \d+\.\d+"
 )
+_HEAD = ",".join(COLUMNS)
 SHARES, COUNTS = ("1",), ("tokens", "parameters", "questions")
 THOUSANDS = (1, 1e-3, 1e-6, 1e-9)
+
+
+def published_csvs(results: Path) -> list[Path]:
+    """The tables of all published folders, and CSVs of the schema beside them."""
+    beside = [path for path in results.glob("*/*.csv") if path.read_text("utf-8").startswith(_HEAD)]
+    return sorted([*results.glob("*/tables/*.csv"), *beside])
 
 
 def known_values(tables: Sequence[Path], published: Sequence[Published]) -> list[float]:
@@ -46,11 +57,13 @@ def _numbers(row: Row) -> Iterator[float]:
 
 def untraced(text: str, values: Sequence[float]) -> Iterator[tuple[int, str]]:
     """Line number and figure of each figure of a Markdown text that no value rounds to."""
-    code = False
+    code = below = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             code = not code
-        if code or EXEMPT in line:
+        marked = EXEMPT.search(line)
+        below = bool(line.strip()) and (below or bool(marked and marked[0] == line.strip()))
+        if code or marked or below:
             continue
         for match in FIGURE.finditer(_NOT_TEXT.sub(" ", line)):
             if not is_traced(match[0], values):

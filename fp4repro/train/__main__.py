@@ -13,13 +13,15 @@ from pathlib import Path
 
 import torch
 
-from fp4repro.ablations import load_ablations, recipe_or_ablation
+from fp4repro.ablations import load_entries, recipe_or_ablation
 from fp4repro.config import load_scale
 from fp4repro.core.compiled import compile_nothing
 from fp4repro.data.tokens import open_tokens
 from fp4repro.errors import Fp4ReproError, run_stage
+from fp4repro.models.scan import choose_scan
 from fp4repro.train import provenance
-from fp4repro.train.checkpoint import load_checkpoint, save_checkpoint
+from fp4repro.train.checkpoint import save_checkpoint
+from fp4repro.train.checkpoints import checkpoints_of
 from fp4repro.train.evaluate import held_out
 from fp4repro.train.job import Job, Trunk, model_of
 from fp4repro.train.memory import keep_freed_memory
@@ -36,7 +38,7 @@ def main() -> None:
     parser.add_argument(
         "--recipe",
         required=True,
-        help="a recipe, such as nvfp4, or an entry of configs/ablations.yaml",
+        help="a recipe, such as nvfp4, or an entry of configs/ablations.yaml or configs/fullstack.yaml",
     )
     parser.add_argument(
         "--protocol", choices=PROTOCOLS, default=PRETRAIN, help="see fp4repro.train.protocols"
@@ -55,13 +57,16 @@ def main() -> None:
 
 def job_of(arguments: argparse.Namespace) -> Job:
     """The run that the command line names."""
-    scale, ablations = load_scale(arguments.scale), load_ablations()
+    scale, entries = load_scale(arguments.scale), load_entries()
     device = provenance.choose_device(scale.device)
     data = open_tokens(arguments.data, scale)
 
     def job(protocol: str, name: str, trunk: Trunk | None = None) -> Job:
-        taken = scale_of(scale, protocol, ablations.get(name))
-        recipe = recipe_or_ablation(name, ablations)
+        entry = entries.get(name)
+        if protocol == BRANCHES and entry and entry.only_whole:
+            raise Fp4ReproError(f"{name} {entry.only_whole}: train it from scratch, by another --protocol")
+        taken = scale_of(scale, protocol, entry)
+        recipe = recipe_or_ablation(name, entries)
         return Job(taken, model_of(taken), recipe, arguments.seed, data, device, protocol, trunk)
 
     trunk = Trunk(job(TRUNK, "bf16"), arguments.trunk) if arguments.trunk else None
@@ -71,36 +76,34 @@ def job_of(arguments: argparse.Namespace) -> Job:
 def train(job: Job, out: Path) -> None:
     """Train one run, from its checkpoint where there is one, and write its files."""
     began = time.perf_counter()
-    world = World.join(job.device)
+    world = World.join(job.device, job.scale.training.parallel)
     world.check(job.scale.training.accumulate)
     set_up_torch(job)
-    run = job.begin()
-    run.world = world
-    checkpoint, settings = out / "checkpoint.pt", job.settings()
-    sessions = []  # one for each process that has trained on this run
-    state = load_checkpoint(checkpoint, settings)
-    if state:
-        run.restore(state)
-        sessions = state["sessions"]
+    run = job.begin(world)
+    settings = job.settings()
+    checkpoints = checkpoints_of(out, settings, run)
+    sessions = checkpoints.restore()  # one for each process that has trained on this run
+    resumed = bool(sessions)
     session = {"from_step": run.step, "commit": provenance.commit(), "ranks": world.size}
     sessions.append(session)
 
     progress = Progress(
         job.label, run.step, run.settings.steps, run.settings.tokens_per_step, job.scale.log_every
     )
-    if state and world.leads:
-        progress.say(f"goes on from step {run.step}")
+    if world.leads:
+        progress.say(str(choose_scan(job.device.type)))
+        if resumed:
+            progress.say(f"goes on from step {run.step}")
 
     monitor = Monitor(run, job.scale, out) if world.leads else None
 
     def after_step() -> None:
-        if not world.leads:
-            return
-        monitor.after_step()
-        progress.update(run.step, run.last("train_loss"))
+        if world.leads:
+            monitor.after_step()
+            progress.update(run.step, run.last("train_loss"))
         session["wall_seconds"] = time.perf_counter() - began
         if run.step % run.settings.checkpoint_every == 0 and not run.finished:
-            save_checkpoint(checkpoint, settings, run.state() | {"sessions": sessions})
+            checkpoints.save(sessions)
 
     held = held_out(job.data, run.settings)
     run.train(job.batches, held, after_step)
@@ -112,8 +115,8 @@ def train(job: Job, out: Path) -> None:
         if job.protocol == TRUNK and not run.diverged:
             save_checkpoint(out / "trunk.pt", settings, run.state())
         monitor.finish()
-        write_outputs(out, job, run, run.phases.conversion, held, sessions)
-        checkpoint.unlink(missing_ok=True)
+    write_outputs(out, job, run, run.phases.conversion, held, sessions)
+    checkpoints.clear()
     progress.close()
     world.leave()
 

@@ -35,9 +35,14 @@ def save_checkpoint(path: Path, settings: dict[str, Any], state: dict[str, Any])
 def load_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """The state of the run with these settings, on the CPU; None where there is no checkpoint."""
     for unfinished in path.parent.glob(f".{path.name}.*"):  # left by a process killed in writing
-        unfinished.unlink()
+        unfinished.unlink(missing_ok=True)  # another rank may have been quicker
     if not path.exists():
         return None
+    return state_of(path, read_checkpoint(path), settings)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A whole file's settings and state."""
     with open(path, "rb") as file:
         header = file.read(_HEADER)
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
@@ -47,13 +52,17 @@ def load_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | No
                 "this run again"
             )
         file.seek(_HEADER)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def state_of(path: Path, loaded: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The state that was loaded, if it is of the run with these settings."""
     for key in [*settings, *(k for k in loaded["settings"] if k not in settings)]:
         was, now = loaded["settings"].get(key), settings.get(key)
         if was != now:
             raise Fp4ReproError(
                 f"{path} is of a run with other settings: {key} was {was!r} and now is {now!r}; "
-                "restore it, or delete the file to start this run again"
+                f"restore it, or delete {path.name} to start this run again"
             )
     return loaded["state"]
 

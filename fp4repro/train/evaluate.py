@@ -9,7 +9,6 @@ that ends a text costs bits and has no bytes.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
@@ -65,9 +64,13 @@ def validation_loss(
     takes its share."""
     model.eval()
     sums = []
-    pieces = microbatches(held.tokens, held.targets, size, device)
-    for tokens, targets in islice(pieces, world.rank, None, world.size):
+    starts = range(0, len(held.tokens), size)
+    for start, counts in world.deal(starts):
+        piece = slice(start, start + size)
+        ((tokens, targets),) = microbatches(held.tokens[piece], held.targets[piece], size, device)
         with torch.autocast(device.type, torch.bfloat16):
-            sums.append(model(tokens, targets).item() * targets.numel())
+            loss = model(tokens, targets).item()
+        if counts:
+            sums.append(loss * targets.numel())
     model.train()
     return sum(world.gather(sums)) / held.targets.numel()

@@ -17,10 +17,12 @@ from fp4repro.layers import follow_splits
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import build_optimizer
 from fp4repro.report.schema import run_setting
+from fp4repro.train import shards
 from fp4repro.train.checkpoint import load_checkpoint
 from fp4repro.train.loop import Run
 from fp4repro.train.phases import Phases
-from fp4repro.train.protocols import PRETRAIN
+from fp4repro.train.protocols import BRANCHES, PRETRAIN, TRUNK
+from fp4repro.train.world import ALONE, World
 
 
 def model_of(scale: Scale) -> ModelConfig:
@@ -76,23 +78,29 @@ class Job:
     def batches(self) -> Batches | Mixture:
         return batches(self.data.train, self.scale.training, self.seed)
 
-    def begin(self) -> Run:
+    def begin(self, world: World = ALONE) -> Run:
         """The run before its first step."""
         training = self.scale.training
+        if training.parallel == "fsdp":
+            shards.check(self.recipe, branching=self.protocol in (TRUNK, BRANCHES))
         model = HybridModel(self.model, generator=torch.Generator().manual_seed(self.seed))
         phases = Phases(model, self.recipe.for_run(training.steps), self.seed, training.steps)
-        model.to(self.device)
+        model.recompute = training.recompute_activations
+        world.place(model, self.device, training)
         optimizer = build_optimizer(model, self.recipe.optimizer, training, self.seed)
         follow_splits(model, optimizer)
-        run = Run(model, optimizer, training, self.device, phases)
+        if world.shards:
+            shards.requantise_after_steps(model, optimizer)
+        run = Run(model, optimizer, training, self.device, phases, world)
         if self.trunk:
-            run.restore(self.trunk.state())
+            run.leave(self.trunk.state())
         return run
 
     def settings(self) -> dict[str, Any]:
         """The same as plain values, flat, by which a checkpoint knows its run."""
         training = dataclasses.asdict(self.scale.training)
-        del training["checkpoint_every"]  # decides nothing
+        for decides_nothing in ("checkpoint_every", "keep_checkpoints", "recompute_activations"):
+            del training[decides_nothing]
         parts = {
             "model": dataclasses.asdict(self.model),
             "training": training,

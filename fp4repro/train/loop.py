@@ -18,6 +18,8 @@ import fp4repro
 from fp4repro.config import Training
 from fp4repro.data.batches import Batches
 from fp4repro.layers import carried_state, restore_carried_state
+from fp4repro.optim import adopt_adamw
+from fp4repro.train import gradients, shards
 from fp4repro.train.evaluate import HeldOut, microbatches, validation_loss
 from fp4repro.train.phases import Phases
 from fp4repro.train.schedule import learning_rate
@@ -47,7 +49,12 @@ class Run:
     @cached_property
     def shared(self) -> nn.Module:
         """The model whose backward pass sums gradients over ranks; made once it is converted."""
-        return self.world.wrap(self.model)
+        return self.model if self.sums_in_bf16 else self.world.wrap(self.model)
+
+    @property
+    def sums_in_bf16(self) -> bool:
+        """By our own hand: FSDP2 has its way."""
+        return self.settings.gradients == "bf16" and not self.world.shards
 
     @property
     def finished(self) -> bool:
@@ -61,8 +68,12 @@ class Run:
         """The last step's value in a column."""
         return self.curve[-1][CURVE.index(name)]
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's `state_dict`, whole; all ranks must ask, and of shards only the first gets it."""
+        return shards.whole_state(self.model) if self.world.shards else self.model.state_dict()
+
     def state(self) -> dict:
-        """What a checkpoint holds of an unfinished run."""
+        """What a checkpoint in one file holds of an unfinished run."""
         return {
             "model": self.model.state_dict(),
             "layers": carried_state(self.model),
@@ -76,15 +87,21 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.curve = state["curve"]
 
+    def leave(self, trunk: dict) -> None:
+        """Begin as a branch at the state of a BF16 run; the optimizer may be another AdamW than its own."""
+        self.model.load_state_dict(trunk["model"])
+        adopt_adamw(self.optimizer, self.model, trunk["optimizer"])
+        self.curve = trunk["curve"]
+
     def train(self, batches: Batches, held: HeldOut, after: Callable[[], None]) -> None:
         """Train to the end; `after` is called after each step."""
         self.model.train()
         while not self.finished:
-            self._advance(*batches[self.step], held)
+            self.advance(*batches[self.step], held)
             after()
 
-    def _advance(self, tokens: np.ndarray, targets: np.ndarray, held: HeldOut) -> None:
-        """One step: tokens and targets are (batch, context)."""
+    def advance(self, tokens: np.ndarray, targets: np.ndarray, held: HeldOut | None) -> None:
+        """One step: tokens and targets are (batch, context); `held` may lack where no validation is due."""
         step, settings = self.step, self.settings
         if self.phases:
             self.phases.enter(self.model, step)
@@ -103,6 +120,8 @@ class Run:
     def _gradients(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
         """Mean loss and gradient norm before clipping; leaves the clipped gradients in place."""
         self.optimizer.zero_grad()
+        if self.sums_in_bf16:
+            gradients.sum_in_bf16(self.model)
         loss = torch.zeros((), device=self.device)
         mine = self.world.share(self.settings.accumulate)
         sequences = slice(mine.start * self.settings.microbatch, mine.stop * self.settings.microbatch)
@@ -115,13 +134,14 @@ class Run:
                 part.backward()
             loss += part.detach()
         self.world.total(loss)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        return loss.item(), norm.item()
+        if self.sums_in_bf16:
+            gradients.as_fp32(self.model, self.world.total)
+        return loss.item(), self.world.clip(self.model, self.settings.clip)
 
     def validation_loss_in_bf16(self, held: HeldOut) -> float:
-        """The loss of the trained weights without the recipe; the run cannot go on afterwards."""
+        """The loss of the trained weights without the recipe, by all ranks; the run cannot go on after it."""
         fp4repro.convert(self.model, fp4repro.recipe("bf16"))
-        return validation_loss(self.model, held, self.settings.microbatch, self.device)
+        return validation_loss(self.model, held, self.settings.microbatch, self.device, self.world)
 
     def _finite(self, what: str, value: float) -> bool:
         if not math.isfinite(value):

@@ -19,7 +19,8 @@ from torch import nn
 from fp4repro.files import atomic_write
 from fp4repro.layers import Conversion
 from fp4repro.report import schema
-from fp4repro.train.evaluate import HeldOut
+from fp4repro.train.evaluate import HeldOut, microbatches
+from fp4repro.train.held import optimizer_bytes, saved_bytes
 from fp4repro.train.job import Job
 from fp4repro.train.loop import CURVE, Run
 from fp4repro.train.protocols import KEEP_WEIGHTS
@@ -36,7 +37,10 @@ _TRAIN_LOSS_SHARE = 0.1  # of the steps, at the end
 def write_outputs(
     out: Path, job: Job, run: Run, conversion: Conversion, held: HeldOut, sessions: list[dict]
 ) -> None:
-    """Write all files of a run; `sessions` tells which processes trained it, and when."""
+    """Write all files of a run; `sessions` tells which processes trained it, and when.
+
+    All ranks call it, since the last figures take all of them; the first one writes.
+    """
     where = {
         "experiment": job.protocol,
         "setting": job.label,
@@ -47,14 +51,18 @@ def write_outputs(
     }
     about = {"sessions": sessions, "settings": job.settings(), "scale_file": asdict(job.scale)}
     layers = layer_rows(run.model, conversion)
-    if job.protocol in KEEP_WEIGHTS:
+    weights = run.weights() if job.protocol in KEEP_WEIGHTS else {}
+    metrics = metric_rows(run, held, layers, memory_figures(job, run), where)
+    if not run.world.leads:
+        return
+    if weights:
         with atomic_write(out / "model.safetensors") as temporary:
-            save_file({k: v.contiguous() for k, v in run.model.state_dict().items()}, temporary)
+            save_file({k: v.contiguous() for k, v in weights.items()}, temporary)
     with atomic_write(out / "run.json") as temporary:
         temporary.write_text(json.dumps(where | about, indent=2) + "\n", encoding="utf-8")
     _write_csv(out / "layers.csv", LAYERS, layers)
     _write_csv(out / "curve.csv", CURVE, run.curve[job.first_step :])
-    schema.write_rows(out / "metrics.csv", metric_rows(run, held, layers, where))
+    schema.write_rows(out / "metrics.csv", metrics)
 
 
 def layer_rows(model: nn.Module, conversion: Conversion) -> list[tuple]:
@@ -69,7 +77,19 @@ def layer_rows(model: nn.Module, conversion: Conversion) -> list[tuple]:
     return rows
 
 
-def metric_rows(run: Run, held: HeldOut, layers: list[tuple], where: dict[str, str]) -> list[schema.Row]:
+def memory_figures(job: Job, run: Run) -> dict[str, int]:
+    """Bytes of the optimizer's states, and of what a forward pass of a micro-batch saves."""
+    settings = run.settings
+    tokens = next(microbatches(*job.batches[0], settings.microbatch, run.device))
+    return {
+        schema.OPTIMIZER_BYTES: optimizer_bytes(run.optimizer),
+        schema.ACTIVATION_BYTES: saved_bytes(run.model, tokens, run.device.type),
+    }
+
+
+def metric_rows(
+    run: Run, held: HeldOut, layers: list[tuple], memory: dict[str, int], where: dict[str, str]
+) -> list[schema.Row]:
     """The run's figures; `where` holds the columns that all rows share."""
     quantised = [row for row in layers if not row[LAYERS.index("reason")]]
     last = run.column("train_loss")[-max(round(_TRAIN_LOSS_SHARE * run.settings.steps), 1) :]
@@ -89,10 +109,12 @@ def metric_rows(run: Run, held: HeldOut, layers: list[tuple], where: dict[str, s
         SHARE_QUANTISED: _products(quantised) / _products(layers),
         schema.DIVERGED: int(bool(run.diverged)),
     }
+    figures |= memory
     notes = {
         TRAIN_LOSS: f"mean of the last {len(last)} steps",
         LINEARS_QUANTISED: f"of {len(layers)}",
         SHARE_QUANTISED: "of all linears, with the output head",
+        schema.ACTIVATION_BYTES: f"{run.settings.microbatch} x {run.settings.context} tokens",
     }
     if run.diverged:
         notes |= dict.fromkeys((*losses, schema.DIVERGED), run.diverged)

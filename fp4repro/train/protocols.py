@@ -2,6 +2,7 @@
 
 pretrain    a recipe from scratch
 ablations   an entry of configs/ablations.yaml from scratch, in the run that the entry asks for
+fullstack   an entry of configs/fullstack.yaml, or a recipe, from scratch in the scale's full-stack run
 trunk       BF16 until the share `branch_from` of a run's steps, in the stable phase, and kept
 branches    an entry (or recipe) from a trunk's weights, optimiser state and place in the data, at the peak
             learning rate: the paper's own way for its 12B ablations (arXiv 2509.25149, figure 4)
@@ -16,7 +17,8 @@ from fp4repro.ablations import Ablation
 from fp4repro.config import Phase, Scale
 from fp4repro.models import ModelConfig, parameter_count
 
-PRETRAIN, ABLATIONS, TRUNK, BRANCHES = PROTOCOLS = ("pretrain", "ablations", "trunk", "branches")
+PROTOCOLS = ("pretrain", "ablations", "fullstack", "trunk", "branches")
+PRETRAIN, ABLATIONS, FULLSTACK, TRUNK, BRANCHES = PROTOCOLS
 KEEP_WEIGHTS = (PRETRAIN, TRUNK)  # an ablation is asked for its losses alone
 
 
@@ -37,6 +39,8 @@ def scale_of(scale: Scale, protocol: str, ablation: Ablation | None = None) -> S
             steps = scale.ablations.token_share * tokens / training.tokens_per_step
         tokens = max(1, round(steps)) * training.tokens_per_step
         return replace(scale, training=replace(training, tokens=tokens))
+    if protocol == FULLSTACK:
+        return scale.fullstack_run
     if protocol in (TRUNK, BRANCHES):
         steps = trunk_steps(scale) + (scale.ablations.branch_steps if protocol == BRANCHES else 0)
         warmup = round(training.warmup_fraction * training.steps)

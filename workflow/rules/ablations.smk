@@ -68,8 +68,8 @@ ruleorder: trunk > branch
 
 rule ablations_table:
     input:
-        metrics=ablation_runs("metrics.csv"),
-        curves=ablation_runs("curve.csv"),
+        metrics=entry_runs("metrics.csv", "ablations"),
+        curves=entry_runs("curve.csv", "ablations"),
         entries="configs/ablations.yaml",
         published="configs/published.yaml",
     output:
@@ -102,8 +102,8 @@ rule ablations_table:
 
 rule ablations_figure:
     input:
-        metrics=ablation_runs("metrics.csv"),
-        curves=ablation_runs("curve.csv"),
+        metrics=entry_runs("metrics.csv", "ablations"),
+        curves=entry_runs("curve.csv", "ablations"),
         table=rules.ablations_table.output.table,
     output:
         png=report(
@@ -118,6 +118,7 @@ rule ablations_figure:
             category="Ablations",
             labels={"scale": "{scale}", "result": "{protocol} (SVG)"},
         ),
+        pdf="results/{scale}/figures/ablations_{protocol}.pdf",
     log:
         "results/{scale}/logs/ablations_{protocol}_figure.log",
     benchmark:

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fp4repro.ablations import load_ablations, recipe_or_ablation
+from fp4repro.ablations import load_entries
 from fp4repro.config import SCHEMAS, check, load_scale, read_yaml
 from fp4repro.data.files import VARIABLE
 from fp4repro.errors import Fp4ReproError, run_stage
@@ -28,7 +28,9 @@ def read_config():
     """Check the configuration and every scale file; a mistake ends Snakemake with a sentence."""
     schema = read_yaml(SCHEMAS / "config.schema.yaml")
     check(dict(config), schema, Path("configs/default.yaml (or --config)"))
-    ENTRIES.update(load_ablations(Path("configs/ablations.yaml")))
+    ENTRIES.update(
+        load_entries(*(Path(f"configs/{n}.yaml") for n in ("ablations", "fullstack")))
+    )
     for path in sorted(SCALE_FILES.glob("*.yaml")):
         SCALES[path.stem] = load_scale(path)
     if config["scale"] not in SCALES:
@@ -141,7 +143,7 @@ def pretrain_runs(scale, name):
 def results_of(experiment, scale):
     """The tables and figures of an experiment."""
     results = [f"tables/{experiment}.{suffix}" for suffix in ("csv", "md")]
-    results += [f"figures/{experiment}.{suffix}" for suffix in ("png", "svg")]
+    results += [f"figures/{experiment}.{suffix}" for suffix in ("png", "svg", "pdf")]
     return [f"results/{scale}/{name}" for name in results]
 
 
@@ -153,13 +155,14 @@ def pretrain_results(scale):
     return [*pretrain_runs(scale, "model.safetensors"), *results_of("pretrain", scale)]
 
 
-def ablation_runs(name):
-    """An input function: the file of that name of every run that the scale's ablations need."""
+def entry_runs(name, experiment):
+    """An input function: the file of that name of every run that the scale's ablations, or full-stack
+    entries, need."""
 
     def files(wildcards):
         return [
             f"results/{wildcards.scale}/{folder}/{name}"
-            for plan in plans(SCALES[wildcards.scale], ENTRIES)
+            for plan in plans(SCALES[wildcards.scale], ENTRIES, experiment)
             for folder in plan.folders()
         ]
 
@@ -173,9 +176,15 @@ def ablation_results(scale):
     names += [
         f"figures/ablations_{protocol}.{suffix}"
         for protocol in protocols
-        for suffix in ("png", "svg")
+        for suffix in ("png", "svg", "pdf")
     ]
     return [f"results/{scale}/{name}" for name in names if protocols]
+
+
+def fullstack_results(scale):
+    """Table and figure of the full stack's entries; nothing where the scale plans none."""
+    planned = plans(SCALES[scale], ENTRIES, "fullstack")
+    return results_of("fullstack", scale) if planned else []
 
 
 def folders(wildcards, input):

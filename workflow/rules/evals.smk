@@ -5,7 +5,7 @@ rule evaluate:
     input:
         about=evaluated_run("run.json"),
         weights=evaluated_run("model.safetensors"),
-        data=rules.data.output.about,
+        data=tokens_of_run,
     output:
         questions="results/{scale}/evals/{model}/questions.csv",
         about="results/{scale}/evals/{model}/evals.json",
@@ -75,6 +75,7 @@ rule evals_tables:
             category="Evaluations",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/evals.pdf",
     log:
         "results/{scale}/logs/evals_tables.log",
     benchmark:

@@ -80,6 +80,7 @@ rule fidelity_table:
             category="Gradient fidelity",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/fidelity.pdf",
     log:
         "results/{scale}/logs/fidelity_table.log",
     benchmark:
@@ -123,6 +124,7 @@ rule sensitivity_table:
             category="Gradient fidelity",
             labels={"scale": "{scale}", "result": "sensitivity (SVG)"},
         ),
+        pdf="results/{scale}/figures/sensitivity.pdf",
     log:
         "results/{scale}/logs/sensitivity_table.log",
     benchmark:

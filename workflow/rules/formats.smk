@@ -58,6 +58,7 @@ rule formats_figure:
             category="Number formats",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/formats.pdf",
     log:
         "results/{scale}/logs/formats_figure.log",
     benchmark:

@@ -52,6 +52,7 @@ rule attention_sensitivity_figure:
             category="Full stack",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/attention_sensitivity.pdf",
     log:
         "results/{scale}/logs/attention_sensitivity_figure.log",
     benchmark:

@@ -16,7 +16,7 @@ rule fullstack_optim_table:
         "../../environment.yml"
     threads: lambda wildcards: SCALES[wildcards.scale].threads
     params:
-        settings=optim_settings,
+        settings=section_settings("fullstack_optim"),
     message:
         "Study {wildcards.study} of scale {wildcards.scale}"
     shell:
@@ -50,6 +50,7 @@ rule fullstack_optim_figure:
             category="Full stack",
             labels={"study": "{study}", "scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/{study}.pdf",
     log:
         "results/{scale}/logs/{study}_figure.log",
     benchmark:

@@ -52,6 +52,7 @@ rule fullstack_projections_figure:
             category="Full-Stack FP4",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/projections.pdf",
     log:
         "results/{scale}/logs/fullstack_projections_figure.log",
     benchmark:

@@ -127,6 +127,7 @@ rule kernels_report:
             category="Kernels and memory",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/kernels.pdf",
     log:
         "results/{scale}/logs/kernels_report.log",
     benchmark:

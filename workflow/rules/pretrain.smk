@@ -89,6 +89,7 @@ rule pretrain_figure:
             category="Pretraining",
             labels={"scale": "{scale}", "result": "figure (SVG)"},
         ),
+        pdf="results/{scale}/figures/pretrain.pdf",
     log:
         "results/{scale}/logs/pretrain_figure.log",
     benchmark:

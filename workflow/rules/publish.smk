@@ -1,26 +1,27 @@
 rule published_folder:
     input:
-        pretrain=lambda wildcards: pretrain_results(wildcards.scale),
-        formats=lambda wildcards: results_of("formats", wildcards.scale),
-        evals=lambda wildcards: evals_results(wildcards.scale),
+        publication,
         published="configs/published.yaml",
         benchmarks="configs/benchmarks.yaml",
+        ablations="configs/ablations.yaml",
     output:
-        "results/{scale}/published.txt",
+        f"results/{config['scale']}/published.txt",
     log:
-        "results/{scale}/logs/publish.log",
+        f"results/{config['scale']}/logs/publish.log",
     benchmark:
-        "results/{scale}/benchmarks/publish.tsv"
+        f"results/{config['scale']}/benchmarks/publish.tsv"
     conda:
         "../../environment.yml"
     threads: 1
+    params:
+        scale=config["scale"],
     message:
-        "Publish the results of scale {wildcards.scale}"
+        "Publish the results of scale {params.scale}"
     shell:
-        "python -m fp4repro.publish --scale configs/scales/{wildcards.scale}.yaml"
+        "python -m fp4repro.publish --scale configs/scales/{params.scale}.yaml"
         " --published {input.published} --receipt {output} 2>&1 | tee {log}"
 
 
 rule publish:
     input:
-        f"results/{config['scale']}/published.txt",
+        rules.published_folder.output,

@@ -71,9 +71,15 @@ def studied_rows(experiment):
 OPTIM_STUDIES = ["optimizer_states", "newton_schulz", "error_growth"]
 
 
-def optim_settings(wildcards):
-    """What the studies' figures depend on."""
-    return json.dumps(asdict(SCALES[wildcards.scale].fullstack_optim), sort_keys=True)
+def section_settings(name):
+    """A params function: a section of the scale, which is what a study's figures depend on."""
+
+    def settings(wildcards):
+        return json.dumps(
+            asdict(getattr(SCALES[wildcards.scale], name)), sort_keys=True
+        )
+
+    return settings
 
 
 def cores_of_benchmark(wildcards):
@@ -103,20 +109,27 @@ def evaluated_run(name):
 def evaluated_model(wildcards, input):
     """How the model is named to the stage: a run by its folder, with its token files."""
     if not input.about:
-        return f"--model {wildcards.model}"
-    return (
-        f"--run {os.path.dirname(input.about[0])} --data {os.path.dirname(input.data)}"
-    )
+        return f"{wildcards.model} --if-available"
+    return f"{os.path.dirname(input.about[0])} --data {os.path.dirname(input.data[0])}"
 
 
 def evals_settings(wildcards):
-    """What the answers depend on beside the model, with the folder that `local` stands for here."""
-    settings = asdict(SCALES[wildcards.scale].evals)
+    """What the answers depend on beside the model: its group's settings, the folder that `local` stands
+    for here, and the text of a pretrained model."""
+    plan = SCALES[wildcards.scale].evals
+    run = evaluated_run("run.json")(wildcards)
+    settings = asdict(plan.runs if run else plan.pretrained)
     del settings["models"]
     data = os.environ.get(VARIABLE)
-    if settings["mmlu_pro"] == "local":
-        settings["mmlu_pro"] = os.path.abspath(data) if data else None
+    local = os.path.abspath(data) if data else None
+    settings["mmlu_pro"] = local if plan.mmlu_pro == "local" else plan.mmlu_pro
+    settings["text"] = "" if run else data_settings(wildcards)
     return json.dumps(settings, sort_keys=True)
+
+
+def tokens_of_run(wildcards):
+    """A pretrained model brings its own tokenizer and needs no token files."""
+    return [rules.data.output.about] if evaluated_run("run.json")(wildcards) else []
 
 
 def evals_of(scale, name):
@@ -133,3 +146,10 @@ def evals_results(scale):
         f"results/{scale}/tables/evals_paired.{suffix}" for suffix in ("csv", "md")
     ]
     return [*results_of("evals", scale), *paired]
+
+
+def publication(wildcards):
+    """What is published: all that `all` makes, or what the targets named by `studies` make."""
+    targets = config.get("studies", ["all"])
+    targets = [targets] if isinstance(targets, str) else targets
+    return [path for name in targets for path in getattr(rules, name).input]
