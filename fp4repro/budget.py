@@ -1,9 +1,10 @@
 """What a scale's trainings cost on GPUs before any is begun: `python -m fp4repro.budget --scale FILE`.
 
 Modelled, never measured: a step's seconds by `roofline.step`, with factors fitted to published rows, for
-native products of the recipe's formats on data-parallel GPUs; a GPU's bytes by `memory.account`, states
-sharded over the ranks (FSDP) and fused kernels. Where the GPU has no units for a format, its products are
-emulated in BF16: BF16's time stands there as a lower bound. A late switch to BF16 is left out.
+native products of the recipe's formats on data-parallel GPUs, whose communication is hidden; a GPU's bytes by
+`memory.account`, with fused kernels, states sharded over the ranks where `training.parallel` is fsdp. Where
+the GPU has no units for a format, its products are emulated in BF16: BF16's time stands there as a lower
+bound. A late switch to BF16 is left out.
 """
 
 import argparse
@@ -96,8 +97,10 @@ def _hours(scale: Scale, asked: Recipe, on: Device, steps: int) -> tuple[float, 
 
 
 def _gib(scale: Scale, asked: Recipe) -> float:
-    tokens = scale.training.microbatch * scale.training.context
-    assumed = Assumptions(scale.cluster.size, tokens, FUSED, orientations=2, padded=True, attention_bits=16)
+    training = scale.training
+    sharing = scale.cluster.size if training.parallel == "fsdp" else 1
+    tokens = training.microbatch * training.context
+    assumed = Assumptions(sharing, tokens, FUSED, orientations=2, padded=True, attention_bits=16)
     return account(model_of(scale), asked, assumed).total / 2**30
 
 
