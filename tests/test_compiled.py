@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import cases
 import numpy as np
@@ -143,6 +144,17 @@ def test_surroundings_do_not_use_up_the_compiler_s_patience(compiler):
         for grad, autocast, dtype in itertools.product(grads, (0, 1), (torch.float32, torch.bfloat16)):
             with grad(), torch.autocast("cpu", torch.bfloat16, enabled=bool(autocast)):
                 fake_quantize(x.to(dtype), NVFP4)
+
+
+def test_a_caller_s_graph_takes_the_functions_in_without_a_word():
+    """As one graph; dynamo warns of every `functools.cache` that it meets."""
+    x = torch.from_numpy(cases.normal(1, (64, 96)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = torch.compile(
+            lambda t: fake_quantize(t, NVFP4, nonfinite="poison"), backend="eager", fullgraph=True
+        )
+        assert torch.equal(whole(x).view(torch.int32), fake_quantize(x, NVFP4).view(torch.int32))
 
 
 def test_denormals_survive_in_this_thread_and_in_kernels(compiler):
