@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import cases
 import numpy as np
@@ -156,6 +157,17 @@ def test_a_kernel_may_hold_a_constant(compiler):
         x = torch.randint(-4, 5, (rows, 16)).float()
         found = compiling.compiled(make_turned)(x)
         assert torch.equal(found, make_turned()(x)) and found.any()
+
+
+def test_a_caller_s_graph_takes_the_functions_in_without_a_word():
+    """As one graph; dynamo warns of every `functools.cache` that it meets."""
+    x = torch.from_numpy(cases.normal(1, (64, 96)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = torch.compile(
+            lambda t: fake_quantize(t, NVFP4, nonfinite="poison"), backend="eager", fullgraph=True
+        )
+        assert torch.equal(whole(x).view(torch.int32), fake_quantize(x, NVFP4).view(torch.int32))
 
 
 def test_denormals_survive_in_this_thread_and_in_kernels(compiler):

@@ -136,9 +136,8 @@ def _compile(function: Callable, absent: list[bool], tensors: list[Tensor]) -> t
         node.meta["example_value"] = node.meta.get("val")  # where the compiler looks for `mode`
     inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     run = _without_wrappers(graph, inputs, narrow=getattr(function, "across_vectors", False))
-    if alone[0]:
-        return _guard(env, fakes), lambda *tensors: run(list(tensors))[0]
-    return _guard(env, fakes), lambda *tensors: run(list(tensors))
+    first = alone[0]
+    return _guard(env, fakes), lambda *tensors: run(list(tensors))[0] if first else run(list(tensors))
 
 
 def _without_wrappers(graph: torch.fx.GraphModule, inputs: list, narrow: bool) -> Callable[[list], Sequence]:
