@@ -83,7 +83,7 @@ def _gradients(rows: Sequence[Row]) -> Iterator[Row]:
             value = float(re.search(r"-?\d+\.\d+", figures)[0])  # the first of its figures
             row = replace(first, metric="claim", value=value, unit="1", ci_low=None, ci_high=None, n=1)
             found = _WORDS.get(found, "not supported")
-            yield _claim(row, f"fidelity/{model}/{number}", found, f"{claim}: {figures}")
+            yield _claim(row, f"fidelity/{model}/{number}", found, f"{claim} ({model}): {figures}")
 
 
 def _accuracies(rows: Sequence[Row]) -> Iterator[Row]:
