@@ -141,7 +141,7 @@ def test_citation_and_archive_metadata_agree_with_the_project():
 
 
 def test_everything_that_the_code_imports_is_asked_for():
-    """Templates, fonts and archives need packages that others happen to bring: they are named all the same."""
+    """Templates, fonts and archives need packages that others bring along: they are named all the same."""
     asked = {canonicalize_name(r.name) for r in REQUIRED}
     assert {"jinja2", "fonttools", "rocrate", "mkdocs-material"} <= asked
     for extra, package in (("publish", "rocrate"), ("docs", "mkdocs-material")):
