@@ -35,6 +35,7 @@ PUBLISHED = Path("results/published")
 ROWS_OF = {
     "pretrain": ("pretrain",),
     "ablations": ("ablations", "branches", "pretrain"),
+    "fullstack": ("fullstack", "branches", "pretrain"),
     "evals": ("evals",),
     "evals_paired": ("evals",),
     "fidelity": ("fidelity",),

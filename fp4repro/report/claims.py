@@ -6,7 +6,7 @@ value, interval, `n`, scale and device are those of the measurement that speaks 
 
 published gap      "no larger than the published P": supported where our 95 % interval ends at or below P, not
                    supported where it begins above P, undecided otherwise and with one seed
-ablations          by `report/verdict.py`, as the ablation table says
+entries            of the ablations and the full stack: by `report/verdict.py`, as their tables say
 accuracy           "no worse after 4-bit training": not supported where the paired interval lies below 0, else
                    undecided, since no difference seen is not no difference
 gradients          the rules of `report/fidelity.py`; one model and one text, so no interval
@@ -17,9 +17,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fp4repro.report import ablations, fidelity
+from fp4repro.report import fidelity
+from fp4repro.report.entries import CLAIM
 from fp4repro.report.evals import PAIRED
 from fp4repro.report.markdown import aligned
+from fp4repro.report.plan import ABLATIONS, FULLSTACK
 from fp4repro.report.schema import Row
 from fp4repro.report.tables import EXPERIMENT as PRETRAIN
 from fp4repro.report.tables import GAP, origin
@@ -64,26 +66,26 @@ def _within(row: Row, bound: float) -> str:
     return "supported" if row.ci_high <= bound else "not supported" if row.ci_low > bound else "undecided"
 
 
-def _ablations(rows: Sequence[Row]) -> Iterator[Row]:
-    claims = [row for row in rows if re.fullmatch(rf"{ablations.CLAIM}\d+", row.metric)]
+def _entries(rows: Sequence[Row]) -> Iterator[Row]:
+    claims = [row for row in rows if re.fullmatch(rf"{CLAIM}\d+", row.metric)]
     said = {(r.setting, r.metric): r.note for r in claims if r.provenance == "published"}
     for row in claims:
         if row.provenance != "published":
-            number = row.metric.removeprefix(ablations.CLAIM)
+            number = row.metric.removeprefix(CLAIM)
             found, _, asked = row.note.partition(" at this scale: ")
             found = found if found in VERDICTS else "not run"
             claim = said[row.setting, row.metric] + (f"; {asked}" if asked else "")
-            yield _claim(row, f"{ablations.EXPERIMENT}/{row.setting}/{number}", found, claim)
+            yield _claim(row, f"{row.experiment}/{row.setting}/{number}", found, claim)
 
 
 def _gradients(rows: Sequence[Row]) -> Iterator[Row]:
-    for model, of in fidelity.by_model(rows).items():
+    for model, of in fidelity.models_of(rows).items():
         first = next(iter(of.values()))
         for number, (claim, figures, found) in enumerate(fidelity.claims(of), 1):
             value = float(re.search(r"-?\d+\.\d+", figures)[0])  # the first of its figures
             row = replace(first, metric="claim", value=value, unit="1", ci_low=None, ci_high=None, n=1)
             found = _WORDS.get(found, "not supported")
-            yield _claim(row, f"fidelity/{model}/{number}", found, f"{claim}: {figures}")
+            yield _claim(row, f"fidelity/{model}/{number}", found, f"{claim} ({model}): {figures}")
 
 
 def _accuracies(rows: Sequence[Row]) -> Iterator[Row]:
@@ -123,7 +125,8 @@ def _memory(rows: Sequence[Row]) -> Iterator[Row]:
 # Table -> its claims. A further study's claims are one more entry.
 READERS: dict[str, Callable[[Sequence[Row]], Iterator[Row]]] = {
     PRETRAIN: _gaps,
-    ablations.EXPERIMENT: _ablations,
+    ABLATIONS: _entries,
+    FULLSTACK: _entries,
     "fidelity": _gradients,
     PAIRED: _accuracies,
     "roofline": _speed,

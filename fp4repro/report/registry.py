@@ -119,4 +119,6 @@ def planned_tables(scale: Scale) -> list[str]:
         unplanned |= {"evals", "evals_paired"}
     if not (scale.ablations.scratch or scale.ablations.branches):
         unplanned.add("ablations")
+    if not (scale.fullstack.scratch or scale.fullstack.branches):
+        unplanned.add("fullstack")
     return [name for name in TABLES if name not in unplanned]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from fp4repro.core.compiled import without_compiler
@@ -13,7 +14,8 @@ from fp4repro.core.compiled import without_compiler
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Of the tensors in an optimizer's state, packed ones as they are stored."""
     states = [value for state in optimizer.state.values() for value in tree_leaves(dict(state))]
-    return sum(t.nbytes for t in states if isinstance(t, Tensor))
+    own = [t.to_local() if isinstance(t, DTensor) else t for t in states if isinstance(t, Tensor)]
+    return sum(t.nbytes for t in own)
 
 
 def saved_bytes(model: nn.Module, tokens: Sequence[Tensor] | Tensor, device: str) -> int:

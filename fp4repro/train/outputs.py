@@ -77,9 +77,11 @@ def layer_rows(model: nn.Module, conversion: Conversion) -> list[tuple]:
     return rows
 
 
-def memory_figures(job: Job, run: Run) -> dict[str, int]:
-    """Bytes of the optimizer's states, and of what a forward pass of a micro-batch saves."""
+def memory_figures(job: Job, run: Run) -> dict[str, int | None]:
+    """Bytes of the optimizer's states, and of what a forward pass of a micro-batch saves; of one rank."""
     settings = run.settings
+    if run.world.shards:  # gathered weights would count as activations
+        return {schema.OPTIMIZER_BYTES: optimizer_bytes(run.optimizer), schema.ACTIVATION_BYTES: None}
     tokens = next(microbatches(*job.batches[0], settings.microbatch, run.device))
     return {
         schema.OPTIMIZER_BYTES: optimizer_bytes(run.optimizer),
@@ -116,6 +118,10 @@ def metric_rows(
         SHARE_QUANTISED: "of all linears, with the output head",
         schema.ACTIVATION_BYTES: f"{run.settings.microbatch} x {run.settings.context} tokens",
     }
+    if memory[schema.ACTIVATION_BYTES] is None:
+        notes[schema.ACTIVATION_BYTES] = (
+            schema.NOT_RUN + "shards of weights, gathered, would count as activations"
+        )
     if run.diverged:
         notes |= dict.fromkeys((*losses, schema.DIVERGED), run.diverged)
     return [
