@@ -43,7 +43,7 @@ bench: env
 	  --benchmark-json=results/bench/core.json $(ARGS)
 
 docs: env
-	@.venv/bin/mkdocs build --quiet --strict
+	@.venv/bin/mkdocs build --strict
 
 archive: env
 	@.venv/bin/python -m fp4repro.archive $(FOLDER)

@@ -157,7 +157,13 @@ def test_the_site_is_built_strictly(tmp_path):
     pytest.importorskip("material")
 
     def build(config: Path) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
+        command = [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+        ]  # --quiet would hide warnings from --strict
         command += ["--config-file", str(config), "--site-dir", str(tmp_path / "site")]
         return subprocess.run(command, capture_output=True, text=True)
 
