@@ -64,9 +64,9 @@ class Spy:
             return noise(x, key, bits)
 
         def noted(function):
-            def call(slot, x, key):
+            def call(slot, x, key, watch):
                 drawn = len(self.keys)
-                out = function(slot, x, key)
+                out = function(slot, x, key, watch)
                 self.roundings.append((slot.name, len(self.keys) - drawn))
                 return out
 

@@ -156,9 +156,11 @@ def _without_wrappers(graph: torch.fx.GraphModule, inputs: list, narrow: bool) -
         config.patch({"cpp.simdlen": AVX2_BITS} if narrow else {}),
         torch._functorch.config.patch(enable_autograd_cache=False),  # a hit there would not call `keep`
     ):
-        torch._inductor.standalone_compile(
+        whole = torch._inductor.standalone_compile(
             graph, inputs, dynamic_shapes="from_graph", options={"inner_compile": keep}
         )
+    if any(node.op == "get_attr" for node in graph.graph.nodes):  # a constant, which the wrappers hand over
+        return lambda tensors: whole(*tensors)
     return made[0].current_callable
 
 

@@ -24,7 +24,7 @@ def variants(more: Mapping[str, Recipe] | None = None) -> dict[str, Recipe]:
     """Recipes by name; those of `more` join where they quantise otherwise than all before them."""
     whole = recipe("nvfp4")
     found = {name: recipe(name) for name in ("bf16", "fp8", "nvfp4", "mxfp4", "four-over-six")}
-    entries = {e.name: e.recipe for e in load_ablations().values() if e.branches}
+    entries = {e.name: e.recipe for e in load_ablations().values() if not e.only_whole}
     further = {name: whole.replace(name=name, **changes) for name, changes in _FURTHER.items()}
     known = set(map(_bare, found.values()))
     for name, extra in [*further.items(), *entries.items(), *(more or {}).items()]:

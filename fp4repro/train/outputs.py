@@ -118,7 +118,7 @@ def metric_rows(
         SHARE_QUANTISED: "of all linears, with the output head",
         schema.ACTIVATION_BYTES: f"{run.settings.microbatch} x {run.settings.context} tokens",
     }
-    if memory[schema.ACTIVATION_BYTES] is None:
+    if memory.get(schema.ACTIVATION_BYTES, 0) is None:
         notes[schema.ACTIVATION_BYTES] = (
             schema.NOT_RUN + "shards of weights, gathered, would count as activations"
         )
