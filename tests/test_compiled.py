@@ -253,3 +253,54 @@ def test_compilation_can_be_switched_off(monkeypatch, recwarn):
     assert compiling.compiler_usable() is False
     assert compiling._state["usable"] is False
     assert not recwarn.list
+
+
+NARROWER = """
+import sys, torch
+from torch._inductor import cpu_vec_isa
+real = cpu_vec_isa.valid_vec_isa_list()
+if sys.argv[1] == "narrower":  # as on another machine, or where the probe of the widest vectors timed out
+    cpu_vec_isa.valid_vec_isa_list = lambda: [i for i in real if i.bit_width() < real[0].bit_width()]
+print(cpu_vec_isa.pick_vec_isa().bit_width())
+from fp4repro import NVFP4, fake_quantize
+from fp4repro.core import compiled
+x = torch.randn(48, 128, generator=torch.Generator().manual_seed(0))
+with compiled.without_compiler():
+    expected = fake_quantize(x, NVFP4)
+sys.exit(0 if torch.equal(fake_quantize(x, NVFP4), expected) else "wrong values")
+"""
+
+
+@pytest.mark.slow
+def test_processes_with_other_vectors_may_share_a_cache(compiler, tmp_path):
+    """Inductor's key does not tell them apart, and code for one, built for the other, runs and is wrong."""
+    found = []
+    for which in ("widest", "narrower"):
+        command = [sys.executable, "-c", NARROWER, which]
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.append(int(done.stdout))
+    if found[0] == found[1]:
+        pytest.skip("this processor has one width of vectors")
+    assert found[0] > found[1]
+
+
+@pytest.mark.parametrize(
+    ("found", "narrow", "told"), [(512, False, 512), (512, True, 256), (256, True, 256), (0, False, 1)]
+)
+def test_inductor_is_told_the_width_of_vectors(monkeypatch, found, narrow, told):
+    """What the slow test above needs: the width is then part of the key of inductor's cache."""
+    from torch._inductor import config, cpu_vec_isa
+
+    class Stop(Exception):
+        pass
+
+    def compile_nothing(*_, **__):
+        raise Stop(config.cpp.simdlen)
+
+    isa = type("Isa", (), {"bit_width": lambda self: found})()
+    monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", lambda: isa)
+    monkeypatch.setattr(torch._inductor, "standalone_compile", compile_nothing)
+    with pytest.raises(Stop, match=f"^{told}$"):
+        compiling._without_wrappers(None, [], narrow)

@@ -151,9 +151,11 @@ def _without_wrappers(graph: torch.fx.GraphModule, inputs: list, narrow: bool) -
         made.append(compile_fx.compile_fx_inner(*args, **kwargs))
         return made[-1]
 
-    narrow = narrow and cpu_vec_isa.pick_vec_isa().bit_width() > AVX2_BITS
+    # The key of inductor's cache does not name the width of vectors that code is for, unless it is set: a
+    # process that finds another (a machine with the same cache, a probe that timed out) would get nonsense.
+    width = cpu_vec_isa.pick_vec_isa().bit_width() or 1  # 1: no vectors
     with (
-        config.patch({"cpp.simdlen": AVX2_BITS} if narrow else {}),
+        config.patch({"cpp.simdlen": min(width, AVX2_BITS) if narrow else width}),
         torch._functorch.config.patch(enable_autograd_cache=False),  # a hit there would not call `keep`
     ):
         whole = torch._inductor.standalone_compile(
