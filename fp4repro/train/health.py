@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fp4repro.core.lost import lost
 from fp4repro.core.quantize import Prepared
 from fp4repro.files import atomic_write
+from fp4repro.optim.shards import local
 from fp4repro.train.loop import Run
 
 COLUMNS = ("step", "name", "slot", "amax", "zero", "flushed", "clipped", "zero_scales", "subnormal_scales")
@@ -91,9 +92,8 @@ class Health:
 def _gradients(model: nn.Module) -> Iterator[tuple]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module.weight.grad is not None:
-            gradient = module.weight.grad
             # Of a matrix that ranks share, this rank's part: a collective here would wait for the others.
-            gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            gradient = local(module.weight.grad)
             if gradient.numel():
                 zero = int((gradient == 0).sum()) / gradient.numel()
                 yield name, GRADIENT, float(gradient.abs().amax()), zero, None, None, None, None

@@ -5,17 +5,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from fp4repro.core.compiled import without_compiler
+from fp4repro.optim.shards import local
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Of the tensors in an optimizer's state, packed ones as they are stored."""
+    """Of the tensors in an optimizer's state, packed as they are stored; of shards, this rank's."""
     states = [value for state in optimizer.state.values() for value in tree_leaves(dict(state))]
-    own = [t.to_local() if isinstance(t, DTensor) else t for t in states if isinstance(t, Tensor)]
-    return sum(t.nbytes for t in own)
+    return sum(local(t).nbytes for t in states if isinstance(t, Tensor))
 
 
 def saved_bytes(model: nn.Module, tokens: Sequence[Tensor] | Tensor, device: str) -> int:

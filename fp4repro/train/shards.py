@@ -19,6 +19,7 @@ import fp4repro
 from fp4repro.config import Training
 from fp4repro.errors import Fp4ReproError
 from fp4repro.layers import QuantLinear
+from fp4repro.optim.shards import local
 
 
 def check(recipe: fp4repro.Recipe, branching: bool) -> None:
@@ -52,11 +53,6 @@ def shard(model: nn.Module, device: torch.device, training: Training) -> None:
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor; any other as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], total: Callable[[Tensor], Tensor]) -> Tensor:
