@@ -17,6 +17,7 @@ def made_up(speedup: float) -> dict[str, Timing]:
     for recipe in ranks.RECIPES:
         for parallel in ranks.PARALLEL:
             times[ranks.together(recipe, parallel)] = Timing((1 / speedup,) * FIVE)
+        times[ranks.apart(recipe)] = Timing((0.5,) * FIVE)
     return times | {ranks.AMAX: Timing((0.125,) * FIVE)}
 
 
@@ -27,6 +28,7 @@ def test_rows_of_two_ranks_by_hand(speedup, verdict):
     assert len(rows) == len(found)
     for recipe in ranks.RECIPES:
         assert rows[ranks.alone(recipe), "tokens_per_second"].value == 512
+        assert rows[ranks.alone(recipe), "speedup_without_sums"].value == 2
         for parallel in ranks.PARALLEL:
             row = rows[ranks.alone(recipe), f"speedup_{parallel}"]
             assert row.value == row.ci_low == row.ci_high == pytest.approx(speedup)
@@ -46,6 +48,7 @@ def test_what_is_timed_trains(eager):
     workload.run()
     workload.run()
     assert run.step == 2 and not workload.shared
+    assert ranks.training_step("nvfp4", sizes, ALONE, shared=True).shared
     assert not any(torch.equal(a, b) for a, b in zip(before, run.model.parameters(), strict=True))
 
 

@@ -123,6 +123,22 @@ def test_four_micro_batches_on_two_ranks_differ_by_the_order_of_sums(runs, scale
     assert not same(one, two)
 
 
+@pytest.mark.parametrize("recipe", ["full-stack-fp4", "full-stack-fp4-muon"])
+def test_states_in_four_bits_on_shards(processes, runs, scale, tmp_path, recipe):
+    """Two ranks killed and gone on with, by two ranks and then by one, against one rank unbroken."""
+    out = tmp_path / "run"
+    for number, (size, kill_at) in enumerate(((2, 3), (2, 5), (1, None))):
+        running = Ranks(processes, options(scale, out, recipe), tmp_path / f"said-{number}", size)
+        if kill_at is None:
+            running.finish()
+        else:
+            running.wait_for(f"step {kill_at}/{STEPS}")
+            running.kill(1)
+        assert ("goes on from step" in running.words()) == (number > 0)
+    assert same(out, runs(scale, 1, recipe))
+    assert not same(out, runs(scale, 1))
+
+
 # Checkpoints
 
 
@@ -255,15 +271,17 @@ def test_torchrun_with_a_rank_killed(runs, scale, tmp_path, victim, then):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "expected"),
+    ("recipe", "protocol", "expected"),
     [
-        ("full-stack-fp4-muon", "has the optimizer muon, which needs whole matrices: set it to ddp"),
-        ("full-stack-fp4", "has 4-bit optimizer states, whose scales would depend on the number of ranks"),
+        ("trained_factors", "fullstack", "trainable LoRA factors, which are split from whole weights"),
+        ("bf16", "trunk", "trunks and branches, which are kept in one file"),
     ],
 )
-def test_what_cannot_be_sharded_is_one_sentence(scale, tmp_path, recipe, expected, monkeypatch, capsys):
-    error = failure(options(scale, tmp_path, recipe), monkeypatch, capsys)
-    assert f"training.parallel is fsdp, but recipe {recipe} " in error and expected in error
+def test_what_cannot_be_sharded_is_one_sentence(
+    scale, tmp_path, recipe, protocol, expected, monkeypatch, capsys
+):
+    error = failure(options(scale, tmp_path, recipe, protocol=protocol), monkeypatch, capsys)
+    assert f"training.parallel is fsdp, but recipe {recipe} has {expected}: set it to ddp" in error
 
 
 def test_ranks_run_in_step_only_where_they_must():

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from fp4repro import AttentionRecipe, RandomKey, fp4_attention
 from fp4repro.bench.core import TO_BF16, Bar, Measured
 from fp4repro.bench.timing import Ratio, interleaved, ratio
+from fp4repro.train.held import saved_by
 
 EXPERIMENT = "bench_attention"
 SDPA = "sdpa-bf16"
@@ -115,17 +115,8 @@ def peak_bytes(name: str, sizes: Sizes) -> int:
 
 def saved_bytes(name: str, sizes: Sizes) -> int:
     """What autograd keeps between forward and backward."""
-    kept = {}
-
-    def keep(t: Tensor) -> Tensor:
-        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
     *leaves, _ = inputs(sizes)
-    with saved_tensors_hooks(keep, lambda t: t):
-        out = attend(name)(*leaves)
-    del out
-    return sum(kept.values())
+    return saved_by(lambda: attend(name)(*leaves))
 
 
 def conditions(sizes: Sizes, threads: int, rounds: int) -> str:

@@ -2,8 +2,10 @@
 
 Both train the same batch in two micro-batches, on one thread a rank. Two processes hold everything from the
 start; in each round every workload runs one training step in turn, the single rank's while the other process
-sleeps in a barrier. Beside them: the amax of every weight's shard with one max all-reduce over all of them,
-which quantising shards before they are gathered would cost (`train.shards` quantises after, without it).
+sleeps in a barrier. Beside them: what the machine itself allows, both processes at one micro-batch and an
+optimizer step each with nothing summed between them; and the amax of every weight's shard with one max
+all-reduce over all of them, which quantising shards before they are gathered would cost (`train.shards`
+quantises after, without it).
 """
 
 import dataclasses
@@ -33,6 +35,7 @@ EXPERIMENT = "bench_ranks"
 SCALE = MODELS.parent / "scales" / "laptop.yaml"
 RANKS, MICROBATCHES, SEED = 2, 2, 0
 RECIPES, PARALLEL = ("bf16", "nvfp4"), ("ddp", "fsdp")
+CEILING = "speedup_without_sums"
 AMAX, OF_STEP, RATE = "amax-all-reduce", "share_of_step", "tokens_per_second"
 
 
@@ -42,6 +45,10 @@ def alone(recipe: str) -> str:
 
 def together(recipe: str, parallel: str) -> str:
     return f"{recipe}-two-ranks-{parallel}"
+
+
+def apart(recipe: str) -> str:
+    return f"{recipe}-two-ranks-without-sums"
 
 
 BARS = tuple(
@@ -57,6 +64,7 @@ class Sizes:
 
     batch: int = 8
     context: int = 128
+    microbatches: int = MICROBATCHES
 
 
 @dataclass(frozen=True)
@@ -70,13 +78,13 @@ class Workload:
 def settings(sizes: Sizes, parallel: str) -> Training:
     """The laptop's, with as many micro-batches as ranks and no end, at the peak learning rate."""
     training = load_scale(SCALE).training
-    changes = {"batch": sizes.batch, "context": sizes.context, "accumulate": MICROBATCHES}
+    changes = {"batch": sizes.batch, "context": sizes.context, "accumulate": sizes.microbatches}
     endless = {"tokens": 10**9, "validation_every": 10**9, "warmup_fraction": 0.0}
     return dataclasses.replace(training, parallel=parallel, **changes, **endless)
 
 
-def training_step(recipe: str, sizes: Sizes, world: World) -> Workload:
-    """Steps of one run, a fresh batch each."""
+def training_step(recipe: str, sizes: Sizes, world: World, shared: bool = False) -> Workload:
+    """Steps of one run, a fresh batch each; `shared`, all ranks at once, even where each is by itself."""
     config = ModelConfig.from_yaml(MODELS / "tiny.yaml")
     training, cpu = settings(sizes, world.parallel), torch.device("cpu")
     model = HybridModel(config, generator=torch.Generator().manual_seed(SEED))
@@ -89,7 +97,7 @@ def training_step(recipe: str, sizes: Sizes, world: World) -> Workload:
         tokens = draw.integers(config.vocabulary, size=(2, sizes.batch, sizes.context))
         run.advance(*tokens, None)
 
-    return Workload(step, world.size > 1)
+    return Workload(step, shared or world.size > 1)
 
 
 def amax_all_reduce(sizes: Sizes) -> Workload:
@@ -117,6 +125,8 @@ def _worker(rank: int, port: int, sizes: Sizes, rounds: int, found: Path) -> Non
         for parallel in PARALLEL:
             world = World(rank, RANKS, parallel)
             workloads[together(recipe, parallel)] = training_step(recipe, sizes, world)
+        half = dataclasses.replace(sizes, batch=sizes.batch // RANKS, microbatches=1)
+        workloads[apart(recipe)] = training_step(recipe, half, ALONE, shared=True)
     workloads[AMAX] = amax_all_reduce(sizes)
     timings = _interleaved(workloads, rounds, leads=rank == 0)
     if rank == 0:
@@ -166,6 +176,10 @@ def all_rows(times: dict[str, Timing], sizes: Sizes, words: str, where: dict[str
         if name != AMAX:
             rate = sizes.batch * sizes.context / timing.best
             yield Row(setting=name, metric=RATE, value=rate, unit="tokens/s", **common)
+    for recipe in RECIPES:
+        most = ratio(times[alone(recipe)], times[apart(recipe)])
+        ends = {"ci_low": most.low, "ci_high": most.high}
+        yield Row(setting=alone(recipe), metric=CEILING, value=most.value, unit="1", **ends, **common)
     share = ratio(times[AMAX], times[together("nvfp4", "fsdp")])
     interval = {"ci_low": share.low, "ci_high": share.high}
     yield Row(setting=AMAX, metric="best_time", value=1e3 * times[AMAX].best, unit="ms", **common)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.autograd.graph import increment_version
 
 import fp4repro
 from fp4repro import NVFP4, KeepBF16, QuantLinear, RandomKey, fake_quantize
@@ -21,6 +21,7 @@ from fp4repro.core.quantize import prepare
 from fp4repro.layers.operands import Slot
 from fp4repro.models import HybridModel, ModelConfig
 from fp4repro.optim import adamw
+from fp4repro.train.held import saved_by
 
 Workload = Callable[[], object]
 
@@ -163,18 +164,8 @@ def saved_bytes(sizes: Sizes) -> dict[str, int]:
         (LINEAR_BF16, _linear(sizes.features)),
         (LINEAR_NVFP4, _converted_linear(sizes.features)),
     ):
-        kept = {}
-
-        def keep(t: Tensor, kept: dict = kept, layer: nn.Linear = layer) -> Tensor:
-            storage = t.untyped_storage()
-            if storage.data_ptr() != layer.weight.untyped_storage().data_ptr():
-                kept[storage.data_ptr()] = storage.nbytes()
-            return t
-
-        with saved_tensors_hooks(keep, lambda t: t), torch.autocast("cpu", torch.bfloat16):
-            y = layer(x)
-        found[name] = sum(kept.values())
+        with torch.autocast("cpu", torch.bfloat16):
+            found[name] = saved_by(lambda layer=layer: layer(x), [layer.weight])
         if isinstance(layer, QuantLinear):  # kept by the layer, for forward and backward
             found[name] += layer.quantised_weight("w_dgrad").nbytes
-        del y
     return found

@@ -6,6 +6,7 @@ contiguous parameter is a bucket of its own and is stepped in place.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from fp4repro.core.compiled import compiled, eager
 from fp4repro.core.random import RandomKey
 from fp4repro.optim.codecs import decode, encode, exact_sqrt, fields_of
 from fp4repro.optim.fused import fusable, fused_step
-from fp4repro.optim.shards import groups_of, local
+from fp4repro.optim.shards import groups_of, local, number_of
 from fp4repro.recipes.optimizer import BLOCK, StateCodec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -118,7 +119,8 @@ class Bucket:
         device = shards[0].device
         p = shards[0].view(-1, BLOCK) if self._in_place else _flat(shards)
         g = _flat([local(q.grad) for q in self.params])
-        noise = torch.stack([RandomKey(key.seed, key.step, self.number, role).tensor() for role in (0, 1)])
+        keys = [replace(key, layer=self.number, role=role, rank=number_of(self._groups)) for role in (0, 1)]
+        noise = torch.stack([one.tensor() for one in keys])
         numbers = torch.tensor(hyper, dtype=torch.float32)
         compiling = eager if self._groups else compiled  # a kernel cannot wait for other ranks
         run = compiling(make_step, *self.codecs, *([self._groups] if self._groups else []))

@@ -11,7 +11,7 @@ update's root mean square and its cosine to what Newton-Schulz in FP32 would hav
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,8 +22,16 @@ from fp4repro.core.tensor import QuantizedTensor
 from fp4repro.errors import Fp4ReproError
 from fp4repro.optim.newton_schulz import GEMMS, Trace, bf16_gemm, coefficients, newton_schulz
 from fp4repro.optim.nvfp4_adamw import NVFP4AdamW, with_gradients
-from fp4repro.optim.shards import gathered, groups_of, largest_of, local, part_of, sharded_axes
-from fp4repro.recipes.optimizer import NVFP4_MUON, OptimizerRecipe
+from fp4repro.optim.shards import (
+    gathered,
+    groups_of,
+    largest_of,
+    local,
+    number_of,
+    part_of,
+    sharded_axes,
+)
+from fp4repro.recipes.optimizer import BLOCK, NVFP4_MUON, OptimizerRecipe
 
 MOMENTUM = "momentum"
 
@@ -91,9 +99,25 @@ class NVFP4Muon(NVFP4AdamW):
             return
         if number == self._first_muon_group():
             self.updates = []
-        names = {id(p): name for name, p in self._named()}
+        names = {id(p): name for name, p in self.named()}
         for place, p in enumerate(with_gradients(group)):
             self._step_matrix(group, p, names[id(p)], layer=1000 * number + place)
+
+    def _begin_group(self, number: int, group: dict) -> None:
+        if not group["muon"]:
+            super()._begin_group(number, group)
+            return
+        for p in group["params"]:
+            if not self.state[p]:
+                zeros = torch.zeros_like(local(p), dtype=torch.float32)
+                momentum = self.store_momentum(zeros, p, RandomKey(self.seed, 0, 0))
+                self.state[p] |= {"step": 0, MOMENTUM: momentum}
+
+    def row(self, p: Tensor, moment: str, field: str) -> int:
+        if moment != MOMENTUM:
+            return super().row(p, moment, field)
+        columns = p.shape[1]
+        return {"values": columns, "codes": columns // 2, "scales": columns // BLOCK, "amax": 0}[field]
 
     def _first_muon_group(self) -> int:
         return next(i for i, group in enumerate(self.param_groups) if group["muon"])
@@ -126,7 +150,9 @@ class NVFP4Muon(NVFP4AdamW):
 
     def _storable(self, p: Tensor) -> bool:
         first = self.recipe.first
-        return first is not None and not first.hadamard and p.shape[1] % 16 == 0 and not any(sharded_axes(p))
+        return (
+            first is not None and not first.hadamard and p.shape[1] % BLOCK == 0 and not any(sharded_axes(p))
+        )
 
     def store_momentum(self, m: Tensor, p: Tensor, key: RandomKey) -> dict[str, Tensor]:
         """FP32, or codes, scales and amax where the recipe stores first moments in NVFP4 and rows fit. `m` is
@@ -135,6 +161,7 @@ class NVFP4Muon(NVFP4AdamW):
             return {"values": m}
         first, groups = self.recipe.first, groups_of(p)
         amax = largest_of(m.abs().amax() if m.numel() else m.new_zeros(()), groups) if groups else None
+        key = replace(key, rank=number_of(groups))
         q = quantize(m, first.format, first.rounding, key, nonfinite="poison", amax=amax)
         return {"codes": q.codes, "scales": q.scales, "amax": q.amax}
 

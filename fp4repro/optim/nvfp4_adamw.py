@@ -18,6 +18,7 @@ from fp4repro.core.random import RandomKey
 from fp4repro.core.tensor import QuantizedTensor
 from fp4repro.errors import Fp4ReproError
 from fp4repro.optim.buckets import MOMENTS, Bucket, grouped
+from fp4repro.optim.codecs import encode_matrix
 from fp4repro.optim.shards import local, sharded_axes
 from fp4repro.recipes.optimizer import FIRST_MOMENT, SECOND_MOMENT, Linear4, StateCodec
 
@@ -76,10 +77,11 @@ class NVFP4AdamW(torch.optim.Optimizer):
     @property
     def kept(self) -> dict[str, str]:
         """Parameters whose states stay FP32, by name (or number), and why."""
-        reasons = {name: why_fp32(p, self.codecs) for name, p in self._named()}
+        reasons = {name: why_fp32(p, self.codecs) for name, p in self.named()}
         return {name: why for name, why in reasons.items() if why}
 
-    def _named(self) -> Iterable[tuple[str, Tensor]]:
+    def named(self) -> Iterable[tuple[str, Tensor]]:
+        """All parameters with the names they were given, or numbers."""
         number = 0
         for group in self.param_groups:
             names = group.get("param_names") or [
@@ -137,13 +139,33 @@ class NVFP4AdamW(torch.optim.Optimizer):
             self._buckets[number] = key, buckets
         return buckets
 
-    def _step_fp32(self, group: dict, params: list[Tensor]) -> None:
+    def _fp32_states(self, params: list[Tensor]) -> list[dict]:
         for p in params:
             if not self.state[p]:
                 self.state[p]["step"] = torch.zeros((), dtype=torch.float32)
                 for moment in MOMENTS:
                     self.state[p][moment] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        states = [self.state[p] for p in params]
+        return [self.state[p] for p in params]
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Give every parameter that has no state the one before its first step, to read a saved one into."""
+        for number, group in enumerate(self.param_groups):
+            self._begin_group(number, group)
+
+    def _begin_group(self, number: int, group: dict) -> None:
+        whole, coded = self._sorted(number, group["params"])
+        self._fp32_states(whole)
+        self._buckets_of(number, coded)
+
+    def row(self, p: Tensor, moment: str, field: str) -> int:
+        """Entries of one row of a coded moment's field; 0 for amax, of which a parameter has one."""
+        codec = self.codecs[MOMENTS.index(moment)]
+        one = encode_matrix(torch.zeros(1, p.shape[1]), codec, torch.zeros(2, dtype=torch.int32))
+        return 0 if field == "amax" else one[field].numel()
+
+    def _step_fp32(self, group: dict, params: list[Tensor]) -> None:
+        states = self._fp32_states(params)
         steps = [state["step"].to(local(p).device) for p, state in zip(params, states, strict=True)]
         torch_adamw(
             [local(p) for p in params],
@@ -178,7 +200,7 @@ class NVFP4AdamW(torch.optim.Optimizer):
         """Stored bits an element of each moment, over the parameters whose states are coded."""
         bits = dict.fromkeys(MOMENTS, 0)
         elements = 0
-        for _, p in self._named():
+        for _, p in self.named():
             if self.state.get(p) and not why_fp32(p, self.codecs):
                 elements += local(p).numel()
                 for moment in MOMENTS:

@@ -26,6 +26,14 @@ def groups_of(t: Tensor) -> tuple:
     return tuple(t.device_mesh.get_group(i) for i, p in enumerate(placements) if p.is_shard())
 
 
+def number_of(groups: Sequence) -> int:
+    """Which part of a tensor that these groups hold is the rank's; 0 where there are none."""
+    number = 0
+    for group in groups:
+        number = number * group.size() + group.rank()
+    return number
+
+
 def largest_of(amax: Tensor, groups: Sequence) -> Tensor:
     """Elementwise maximum of the ranks' amax, float32; as integers, among which a NaN is the largest."""
     if not groups:

@@ -1,6 +1,6 @@
 """Bytes that training holds beside the model: the optimizer's states, and what a forward pass saves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +17,25 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(local(t).nbytes for t in states if isinstance(t, Tensor))
 
 
-def saved_bytes(model: nn.Module, tokens: Sequence[Tensor] | Tensor, device: str) -> int:
-    """Of distinct storages that one forward pass saves, the parameters' own left out."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+def saved_by(forward: Callable[[], object], own: Iterable[Tensor] = ()) -> int:
+    """Bytes of distinct storages that autograd saves in `forward`, those of the tensors `own` left out."""
+    apart = {t.untyped_storage().data_ptr() for t in own}
     kept: dict[int, int] = {}
     alive = []  # a freed storage's address could come again
 
     def keep(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in apart:
             kept[storage.data_ptr()] = storage.nbytes()
             alive.append(storage)
         return t
 
-    unpack: Callable = lambda t: t  # noqa: E731
-    with without_compiler(), saved_tensors_hooks(keep, unpack), torch.autocast(device, torch.bfloat16):
-        model(*tokens)
+    with saved_tensors_hooks(keep, lambda t: t):
+        alive.append(forward())
     return sum(kept.values())
+
+
+def saved_bytes(model: nn.Module, tokens: Sequence[Tensor] | Tensor, device: str) -> int:
+    """Those of a model's forward pass, without its parameters."""
+    with without_compiler(), torch.autocast(device, torch.bfloat16):
+        return saved_by(lambda: model(*tokens), model.parameters())

@@ -13,11 +13,19 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 from fp4repro.errors import Fp4ReproError
 from fp4repro.files import sha256
 from fp4repro.layers import carried_state, restore_carried_state
+from fp4repro.optim import NVFP4AdamW
+from fp4repro.optim.sharded_state import sharded_state, take_numbers
 from fp4repro.train.checkpoint import read_checkpoint, save_checkpoint, state_of
 from fp4repro.train.loop import Run
 
@@ -49,13 +57,17 @@ class Sharded:
         self.world.refuse(problem)
         state = self._sharded()
         dcp.load(state, checkpoint_id=folder, no_dist=self.world.size == 1)
-        set_state_dict(
-            run.model,
-            run.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=_FLAT,
-        )
+        if isinstance(run.optimizer, NVFP4AdamW):
+            set_model_state_dict(run.model, state["model"])
+            take_numbers(run.optimizer, state["optimizer"])
+        else:
+            set_state_dict(
+                run.model,
+                run.optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+                options=_FLAT,
+            )
         restore_carried_state(run.model, kept["layers"])
         run.curve = kept["curve"]
         return kept["sessions"]
@@ -92,7 +104,10 @@ class Sharded:
                 self.root.rmdir()
 
     def _sharded(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.run.model, self.run.optimizer, options=_FLAT)
+        run = self.run
+        if isinstance(run.optimizer, NVFP4AdamW):  # torch's function knows no state that is a dictionary
+            return {"model": get_model_state_dict(run.model), "optimizer": sharded_state(run.optimizer)}
+        model, optimizer = get_state_dict(run.model, run.optimizer, options=_FLAT)
         return {"model": model, "optimizer": optimizer}
 
     def _damage(self, folder: Path) -> str:

@@ -23,13 +23,9 @@ from fp4repro.optim.shards import local
 
 
 def check(recipe: fp4repro.Recipe, branching: bool) -> None:
-    """Refuse what keeps state of whole matrices, on one rank as on many."""
+    """Refuse what must see whole weights at the start, on one rank as on many."""
     if recipe.lora_svd is not None and recipe.lora_svd.trainable_factors:
         what = "trainable LoRA factors, which are split from whole weights"
-    elif recipe.optimizer.kind != "adamw":
-        what = f"the optimizer {recipe.optimizer.kind}, which needs whole matrices"
-    elif not recipe.optimizer.first is recipe.optimizer.second is None:
-        what = "4-bit optimizer states, whose scales would depend on the number of ranks"
     elif branching:
         what = "trunks and branches, which are kept in one file"
     else:
