@@ -148,19 +148,24 @@ HEADER = ["claim", "verdict", "found", "n", "provenance", "scale", "device"]
 
 
 def claims_markdown(rows: Sequence[Row]) -> str:
-    """The claims as one table, and what its words mean."""
+    """The claims, a table for each of `READERS`, and what their words mean."""
     if not rows:
         return "# Claims\n\nNo table of this folder speaks of a claim.\n"
     _, _, torch, commit = origin(rows)
-    counts = ", ".join(f"{count} {word}" for word, count in tally(rows).items())
-    return "\n\n".join(
-        [
-            "# Claims",
-            f"{counts}. The rules are in `fp4repro/report/claims.py`; verdicts hold at this scale only.",
-            "\n".join(aligned(HEADER, [cells(row) for row in rows])),
-            f"torch {torch}; commit {commit}.\n",
-        ]
-    )
+    parts = [
+        "# Claims",
+        f"{_counts(rows)}. The rules are in `fp4repro/report/claims.py`; verdicts hold at this scale only.",
+    ]
+    for name in READERS:
+        some = [row for row in rows if row.setting.startswith(f"{name}/")]
+        if some:
+            table = "\n".join(aligned(HEADER, [cells(row) for row in some]))
+            parts += [f"## From the table {name}", f"{_counts(some)}.", table]
+    return "\n\n".join([*parts, f"torch {torch}; commit {commit}.\n"])
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in tally(rows).items())
 
 
 def tally(rows: Sequence[Row]) -> dict[str, int]:
