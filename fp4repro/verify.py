@@ -25,6 +25,7 @@ from fp4repro.report.registry import TABLES, Table
 from fp4repro.report.schema import COLUMNS, Row, parse_rows
 
 RELATIVE = 1e-9  # what two machines' libraries may differ by
+SHOWN = 40  # faults that are printed
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def main() -> None:
         if names:
             print(f"{what}: {', '.join(names)}")
     if verdict.faults:
-        raise Fp4ReproError("\n".join([f"{folder} does not agree with itself:", *verdict.faults]))
+        shown, more = verdict.faults[:SHOWN], len(verdict.faults) - SHOWN
+        rest = [f"... and {more} more"] if more > 0 else []
+        raise Fp4ReproError("\n".join([f"{folder} does not agree with itself:", *shown, *rest]))
     print(f"{folder}: all tables and all {len(read_checksums(folder))} checksums agree")
 
 

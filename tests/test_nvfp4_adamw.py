@@ -27,6 +27,7 @@ from fp4repro.recipes.optimizer import (
     SECOND_MOMENTS,
     StateCodec,
 )
+from fp4repro.report.stats import estimate
 
 pytestmark = pytest.mark.usefixtures("eager")
 KAPPA = SECOND_MOMENT.floor
@@ -160,7 +161,7 @@ def test_training_tells_the_codecs_apart():
 
     direct, clamped, floored = map(gaps, ("direct", "sqrt-mean-hadamard", "sqrt-mean-hadamard-floor"))
     assert min(d + b for d, b in zip(direct, fp32, strict=True)) > 3
-    assert sum(floored) / 3 < 0.01
+    assert estimate(floored).low < 0.01 < estimate(clamped).low  # docs/fullstack.md: seeds differ by more
     assert all(c > f for c, f in zip(clamped, floored, strict=True))
 
 

@@ -27,7 +27,7 @@ _NOT_TEXT = re.compile(
     r"`[^`]*`|\]\([^)]*\)|https?://\S+|arXiv:? ?\d+\.\d+|\d+\.\d+\.\d+\S*|[Pp]ython \d+\.\d+"
 )
 _HEAD = ",".join(COLUMNS)
-SHARES, COUNTS = ("1",), ("tokens", "parameters", "questions")
+SHARES, COUNTS = ("1",), ("tokens", "parameters", "questions", "bytes")
 THOUSANDS = (1, 1e-3, 1e-6, 1e-9)
 
 
