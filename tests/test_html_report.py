@@ -92,7 +92,9 @@ def test_the_page_in_chromium(page, tmp_path, width):
         filled = [text for text in up if text]
         assert up[len(filled) :] == [""] * (len(up) - len(filled)) and sorted(up) == sorted(down)
         if all(re.match(r"[-+]?\.?\d", text) for text in filled):
-            numbers = [float(re.match(r"[-+]?[\d,]*\.?\d*", text)[0].replace(",", "")) for text in filled]
+            numbers = [
+                float(re.match(r"[-+]?[\d,]*\.?\d*(e[-+]\d+)?", text)[0].replace(",", "")) for text in filled
+            ]
             assert numbers == sorted(numbers)
             assert [text for text in down if text] != filled or len(set(numbers)) < 2
 
