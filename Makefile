@@ -50,7 +50,8 @@ archive: env
 
 env: .venv/installed
 
-# uv does not read pip's configuration, where a machine may name a folder with its wheel of torch.
+# uv installs in a tenth of pip's time, so pip fetches it; where it fails (it does not read pip's configuration,
+# in which a machine may name its index), pip does all. A folder of wheels that pip is told of, uv is told too.
 .venv/installed: pyproject.toml constraints.txt
 	@"$(PYTHON)" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2> /dev/null || { \
 	  echo "make: fp4repro needs Python 3.11 or newer and found none;" \
@@ -59,12 +60,11 @@ env: .venv/installed
 	@"$(PYTHON)" -m venv .venv || { \
 	  echo "make: $(PYTHON) cannot make a virtual environment;" \
 	  "on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@if command -v uv > /dev/null; then \
-	  export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$(.venv/bin/pip config get global.find-links \
-	    2> /dev/null || true)}"; \
-	  uv pip install --python .venv/bin/python -c constraints.txt -e ".[test]"; \
-	else \
-	  .venv/bin/python -m pip install --progress-bar off -c constraints.txt -e ".[test]"; fi
+	@uv=$$(command -v uv || { .venv/bin/python -m pip install --quiet uv && echo .venv/bin/uv; }) && \
+	  UV_FIND_LINKS="$${UV_FIND_LINKS:-$$(.venv/bin/pip config get global.find-links 2> /dev/null || \
+	    echo "$${PIP_FIND_LINKS:-}")}" \
+	  "$$uv" pip install --python .venv/bin/python -c constraints.txt -e ".[test]" || \
+	  .venv/bin/python -m pip install --progress-bar off -c constraints.txt -e ".[test]"
 	@touch $@
 
 clean:

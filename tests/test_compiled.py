@@ -302,5 +302,6 @@ def test_inductor_is_told_the_width_of_vectors(monkeypatch, found, narrow, told)
     isa = type("Isa", (), {"bit_width": lambda self: found})()
     monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", lambda: isa)
     monkeypatch.setattr(torch._inductor, "standalone_compile", compile_nothing)
+    assert compiling._width(narrow) == told
     with pytest.raises(Stop, match=f"^{told}$"):
-        compiling._without_wrappers(None, [], narrow)
+        compiling._without_wrappers(None, [], told)

@@ -4,8 +4,9 @@
 compiled for any shape. The graph is traced and compiled without dynamo, whose guards cost more than a
 small tensor's kernel: each side of each tensor gets a symbol of its own, what tracing finds out about
 them (equal sides, a side of 16) is kept as one expression, and a shape seen for the first time is held
-against it. Without a C++ compiler (or with FP4REPRO_COMPILE=0) the same function runs eagerly, with one
-warning; the bits are equal in both.
+against it. What one process of the suite has compiled, the next one loads (`fp4repro.core.kept`). Without
+a C++ compiler (or with FP4REPRO_COMPILE=0) the same function runs eagerly, with one warning; the bits are
+equal in both.
 """
 
 import os
@@ -19,6 +20,8 @@ from functools import cache, wraps
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+from fp4repro.core import kept
 
 _state = {"usable": None, "eager": False, "chunk": None}
 counts = {"kernels": 0}  # compiled so far in this process
@@ -45,7 +48,7 @@ def compile_nothing() -> None:
 
 def _probe() -> bool:
     try:
-        return bool(_Compiled(lambda x: torch.where(x > 1, x * 2, x))(torch.ones(64))[0] == 1)
+        return bool(_Compiled(lambda x: torch.where(x > 1, x * 2, x), "probe")(torch.ones(64))[0] == 1)
     except Exception as error:  # whatever a missing or broken compiler raises: it differs by version
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warnings.warn(
@@ -69,8 +72,9 @@ class _Compiled:
     """One function of plain tensors, compiled once for each combination of types and for all shapes;
     anew only where sides of one turn up, which broadcast, or where tracing had to assume otherwise."""
 
-    def __init__(self, function: Callable) -> None:
+    def __init__(self, function: Callable, *name: object) -> None:
         self._function = function
+        self._name = name  # what tells it from other functions in other processes
         self._kernels: list[_Kernel] = []
         self._runs: dict[tuple, Callable] = {}  # by the types and shapes that were seen
 
@@ -98,14 +102,27 @@ class _Compiled:
             torch.no_grad(),
             torch.autocast(types[0].type, enabled=False),
         ):
-            holds, run = _compile(self._function, [a is None for a in args], tensors)
-        self._kernels.append(_Kernel(types, holds, run))
-        counts["kernels"] += 1
-        return run
+            key = kept.key(self._name, types, tensors)
+            record = kept.find(key, sides)
+            if record is None:
+                record, run = _compile(self._function, [a is None for a in args], tensors)
+                kept.keep(key, record)
+                counts["kernels"] += 1
+            else:
+                run = kept.load(record)
+        alone = record.alone
+        self._kernels.append(
+            _Kernel(
+                types, record.holds, lambda *tensors: run(list(tensors))[0] if alone else run(list(tensors))
+            )
+        )
+        return self._kernels[-1].run
 
 
-def _compile(function: Callable, absent: list[bool], tensors: list[Tensor]) -> tuple[Callable, Callable]:
-    """(whether it serves these sides, the kernel), from tensors that are examples of type and shape."""
+def _compile(
+    function: Callable, absent: list[bool], tensors: list[Tensor]
+) -> tuple[kept.Record, Callable[[list], Sequence]]:
+    """The kernel, from tensors that are examples of type and shape, and what to know of it."""
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -135,15 +152,32 @@ def _compile(function: Callable, absent: list[bool], tensors: list[Tensor]) -> t
     for node in graph.graph.nodes:
         node.meta["example_value"] = node.meta.get("val")  # where the compiler looks for `mode`
     inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    run = _without_wrappers(graph, inputs, narrow=getattr(function, "across_vectors", False))
-    first = alone[0]
-    return _guard(env, fakes), lambda *tensors: run(list(tensors))[0] if first else run(list(tensors))
+    width = _width(getattr(function, "across_vectors", False))
+    run, source = _without_wrappers(graph, inputs, width)
+    # The check of sides: what tracing and compiling assumed, and which sides are one.
+    symbols = [side for t in fakes for side in t.shape]
+    free = [i for i, side in enumerate(symbols) if isinstance(side, torch.SymInt)]
+    assumed = env.produce_guards_expression([symbols[i] for i in free]) or "True"
+    fixed = {i: side for i, side in enumerate(symbols) if i not in free}
+    return kept.Record(source, width, assumed, free, fixed, alone[0]), run
 
 
-def _without_wrappers(graph: torch.fx.GraphModule, inputs: list, narrow: bool) -> Callable[[list], Sequence]:
-    """The code that inductor generates, called with a list. Autograd's wrappers around it, of no use to
-    kernels that have no gradient, take 11 us in place of 3."""
-    from torch._inductor import compile_fx, config, cpu_vec_isa
+def _width(narrow: bool) -> int:
+    """Bits of the vectors to compile for. The key of inductor's cache does not name them, unless they are
+    set: a process that finds others (a machine with the same cache, a probe that timed out) would get
+    nonsense."""
+    from torch._inductor import cpu_vec_isa
+
+    width = cpu_vec_isa.pick_vec_isa().bit_width() or 1  # 1: no vectors
+    return min(width, AVX2_BITS) if narrow else width
+
+
+def _without_wrappers(
+    graph: torch.fx.GraphModule, inputs: list, width: int
+) -> tuple[Callable[[list], Sequence], str | None]:
+    """The code that inductor generates, called with a list, and its text where that is all there is to it.
+    Autograd's wrappers around it, of no use to kernels that have no gradient, take 11 us in place of 3."""
+    from torch._inductor import compile_fx, config
 
     made = []
 
@@ -151,34 +185,16 @@ def _without_wrappers(graph: torch.fx.GraphModule, inputs: list, narrow: bool) -
         made.append(compile_fx.compile_fx_inner(*args, **kwargs))
         return made[-1]
 
-    # The key of inductor's cache does not name the width of vectors that code is for, unless it is set: a
-    # process that finds another (a machine with the same cache, a probe that timed out) would get nonsense.
-    width = cpu_vec_isa.pick_vec_isa().bit_width() or 1  # 1: no vectors
     with (
-        config.patch({"cpp.simdlen": min(width, AVX2_BITS) if narrow else width}),
+        config.patch({"cpp.simdlen": width}),
         torch._functorch.config.patch(enable_autograd_cache=False),  # a hit there would not call `keep`
     ):
         whole = torch._inductor.standalone_compile(
             graph, inputs, dynamic_shapes="from_graph", options={"inner_compile": keep}
         )
     if any(node.op == "get_attr" for node in graph.graph.nodes):  # a constant, which the wrappers hand over
-        return lambda tensors: whole(*tensors)
-    return made[0].current_callable
-
-
-def _guard(env: object, fakes: list[Tensor]) -> Callable[[list[int]], bool]:
-    """The check of sides: what tracing and compiling assumed, and which sides are one."""
-    symbols = [side for t in fakes for side in t.shape]
-    free = [i for i, side in enumerate(symbols) if isinstance(side, torch.SymInt)]
-    assumed = env.produce_guards_expression([symbols[i] for i in free]) or "True"
-    fixed = [(i, side) for i, side in enumerate(symbols) if i not in free]
-
-    def holds(sides: list[int]) -> bool:
-        return all(sides[i] == side for i, side in fixed) and env.evaluate_guards_expression(
-            assumed, [sides[i] for i in free]
-        )
-
-    return holds
+        return lambda tensors: whole(*tensors), None
+    return made[0].current_callable, made[0].source_code
 
 
 class _InChunks:
@@ -262,4 +278,4 @@ def compiled(make: Callable[..., Callable], *options: object) -> Callable:
 
 @cache
 def _compiled(make: Callable[..., Callable], *options: object) -> Callable:
-    return _Compiled(make(*options))
+    return _Compiled(make(*options), make.__module__, make.__qualname__, *options)
