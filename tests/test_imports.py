@@ -12,7 +12,7 @@ ALLOWED = {
     "errors": set(),
     "files": {"errors"},
     "schemas": {"errors"},
-    "core": {"errors"},
+    "core": {"errors", "files"},
     "recipes": {"errors", "core"},
     "layers": {"errors", "core", "recipes", "attention"},
     "backends": {"errors", "core", "recipes", "layers"},
