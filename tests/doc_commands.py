@@ -25,7 +25,7 @@ PROGRAMS = ("python", "python3.11", "snakemake", "make", "torchrun", "pip", "mkd
 QUICK = ("roofline", "memory", "verify")
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PLACEHOLDERS = {
-    "FOLDER": "results/published/2026-12-01-0ce731c",
+    "FOLDER": "results/published/2026-12-01-75a402c",
     "FILE": "configs/scales/smoke.yaml",
     "MODEL": "tiny",
     "STUDY": "projections",

@@ -17,7 +17,7 @@ from fp4repro.report.html import html_report
 from fp4repro.report.html_text import html_text, inline, table
 
 ROOT = Path(__file__).parents[1]
-REAL = ROOT / "results" / "published" / "2026-12-01-0ce731c"
+REAL = ROOT / "results" / "published" / "2026-12-01-75a402c"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium on this machine: apt install chromium"

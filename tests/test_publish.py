@@ -28,7 +28,7 @@ from fp4repro.verify import verify
 ROOT = Path(__file__).parents[1]
 COMMIT = "0123456789ab"
 WHERE = {"scale": "one", "device": "CPU", "torch": "2", "commit": COMMIT}
-REAL = ROOT / "results" / "published" / "2026-12-01-0ce731c"
+REAL = ROOT / "results" / "published" / "2026-12-01-75a402c"
 CONFIGS = [ROOT / "configs" / f"{name}.yaml" for name in ("published", "benchmarks", "ablations")]
 PLAN = {"branches": ["nvfp4", "no_sr"], "scratch": ["late_end"]}
 RECOMPUTED = [name for name, table in TABLES.items() if table.rows]
@@ -82,7 +82,7 @@ def write_results(results: Path, scale) -> None:
         (folder / "evals.json").write_text(json.dumps(about))
     for study in ("fidelity", "sensitivity"):
         (results / study).mkdir()
-        text = (REAL / study / "hybrid.csv").read_text().replace("0ce731c2811a", COMMIT)
+        text = (REAL / study / "hybrid.csv").read_text().replace("75a402cdb35b", COMMIT)
         (results / study / "hybrid.csv").write_text(text)
     data = ("gaussian", "weights")
     study = [
