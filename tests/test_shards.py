@@ -173,7 +173,7 @@ def test_a_run_killed_on_each_rank_goes_on_with_two_ranks_and_with_one(processes
     last.finish()
     assert "goes on from step" in last.words()
     assert same(out, runs(scale, 1))
-    assert {p.name for p in out.iterdir()} == {*FILES, "run.json", "layers.csv"}
+    assert {p.name for p in out.iterdir()} == {*FILES, "metrics.csv", "run.json", "layers.csv"}
 
 
 @pytest.fixture(scope="module")
