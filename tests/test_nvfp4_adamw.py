@@ -161,8 +161,9 @@ def test_training_tells_the_codecs_apart():
 
     direct, clamped, floored = map(gaps, ("direct", "sqrt-mean-hadamard", "sqrt-mean-hadamard-floor"))
     assert min(d + b for d, b in zip(direct, fp32, strict=True)) > 3
-    assert estimate(floored).low < 0.01 < estimate(clamped).low  # docs/fullstack.md: seeds differ by more
-    assert all(c > f for c, f in zip(clamped, floored, strict=True))
+    assert estimate(floored).low < 0.01  # docs/fullstack.md: seeds differ by more
+    # Each by itself: without the floor a run is unstable, and three of them are worse by 0.4 or by 17.
+    assert all(c > max(f, 0.01) for c, f in zip(clamped, floored, strict=True))
 
 
 # T-B6
