@@ -65,6 +65,7 @@ def _plan(
         scale = scale.fullstack_run
     elif protocol == SCRATCH:  # other recipes are trained as pretraining runs in any case
         others = {c.than for name in entries for c in ablations[name].claims}
+        others |= {ablations[name].base for name in entries}  # where a token factor begins
         compared += [name for name in scale.pretrain.recipes if name in others]
     names = tuple(dict.fromkeys([*compared, *entries]))
     first, alias = {}, {}
