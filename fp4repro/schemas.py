@@ -20,7 +20,11 @@ ROOT = Path(__file__).parents[1]
 SCHEMAS = ROOT / "workflow" / "schemas"
 
 
-class _Loader(yaml.SafeLoader):
+# Half a second of each command's start is the parser in Python where libyaml's is not at hand.
+_Base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):
     """YAML with two traps closed: a key given twice is refused, and 1e-3 is a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
