@@ -6,6 +6,7 @@ is lowered and the backward's is not, and no views tie them, P is another one th
 not sum to zero, and training suffers (`fullstack/attention_control.py`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fp4repro.attention.operands import HEAD_DIM, SEQUENCE, Kept, Operand, operand, product
 from fp4repro.attention.tiles import Shape
+from fp4repro.core.compiled import compiled
 from fp4repro.core.random import RandomKey
 from fp4repro.recipes.attention import AttentionRecipe
 
@@ -61,6 +63,8 @@ class Work:
                     o = self._product(operand(p, recipe, False, HEAD_DIM), _rows(v_high, keys))
                 if term is not None:
                     _put(term, heads, rows, o)
+                del s, p, o
+            del q_op, k_op, v_op, v_high
         return out, lse, out if recipe.row_term == "output" and term is None else term
 
     def backward(
@@ -92,7 +96,9 @@ class Work:
                     _t(self._tile(ds, "ds_q", SEQUENCE, use)), q_part, self.scale, add_to=dk_sum[:, keys]
                 )
                 use += 1
+                del ds, k_part, q_part
             dk[heads], dv[heads] = dk_sum[:, None], dv_sum[:, None]
+            del q_again, q_op, do_v, do_p, k_again, k_op, v_op, dk_sum, dv_sum
         return dq, dk, dv
 
     def _lowered(self, *names: str) -> bool | tuple[bool, ...]:
@@ -104,6 +110,8 @@ class Work:
         key = None
         if name in ROLES and self.recipe.ds_rounding == "stochastic":
             key = replace(self.key, role=ROLES[name], salt=self.key.salt << 32 | use)
+        if not self._lowered(name) and self.recipe.high == "bf16" and x.dtype == torch.float32:
+            return compiled(_rounding)(x), 1.0  # in one pass, with nothing held between
         values, factor = operand(x, self.recipe, self._lowered(name), axis, key=key)
         return values.to(self.sums), factor  # here, so that only one of the two is held
 
@@ -128,9 +136,19 @@ class Work:
     ) -> Tensor:
         """D, (heads, group x rows, 1)."""
         if term is None:
-            return (p * dp).sum(-1, keepdim=True)
+            return compiled(_row_sums)(p, dp)
         o, d = (x[heads, :, rows].flatten(1, 2).to(self.sums) for x in (term, do.data))
         return (o * d).sum(-1, keepdim=True)
+
+
+def _rounding() -> Callable[[Tensor], Tensor]:
+    """To values that BF16 holds."""
+    return lambda x: x.bfloat16().float()
+
+
+def _row_sums() -> Callable[[Tensor, Tensor], Tensor]:
+    """Of products, (..., rows, 1), without the products in memory."""
+    return lambda a, b: (a * b).sum(-1, keepdim=True)
 
 
 def _softmax(s: Tensor) -> tuple[Tensor, Tensor]:
