@@ -1,5 +1,6 @@
 """The mutants: what is changed, and the test that must notice. See mutations.py."""
 
+import test_attention
 import test_blocks
 import test_formats
 import test_golden
@@ -21,6 +22,7 @@ ROW = (1, 16)
 TIES, GAUSS = Check(DESCRIBED, ("ties", ROW)), Check(DESCRIBED, ("gauss", ROW))
 SCALE_TIES = Check(DESCRIBED, ("scaleties", ROW))
 SOFTWARE_FORM = Check(test_rounding.test_stochastic_equals_the_software_form_for_every_byte, (False,))
+UNQUANTISED = test_attention.test_without_quantisers_it_is_attention
 LINEAR = Check(test_linear.test_equals_float64_product_of_dequantised_operands)
 STREAMS = Check(training.test_B2_a_real_pass_uses_every_stream_once)
 ROLES = Check(training.test_B4_stochastic_rounding_of_dy_alone_and_switched_by_the_recipe)
@@ -408,6 +410,39 @@ LAYER = [
     ),
 ]
 
+ATTENTION = [
+    mutate(
+        "P not rounded to BF16",
+        Check(test_attention.test_p_is_rounded_to_bf16_for_its_two_products),
+        "attention.passes:Work._tile",
+        ("return compiled(_rounding)(x), 1.0", "return x, 1.0"),
+    ),
+    mutate(
+        "row term of dS forgotten",
+        Check(UNQUANTISED, ((6, 2), 75, True)),
+        "attention.passes:Work.backward",
+        ("dp.sub_(self._row_term(p, dp, do, term, heads, rows)).mul_(p)", "dp.mul_(p)"),
+    ),
+    mutate(
+        "scale of scores forgotten in dQ",
+        Check(UNQUANTISED, ((6, 2), 75, True)),
+        "attention.passes:Work.backward",
+        ("k_part, self.scale", "k_part"),
+    ),
+    mutate(
+        "a query sees the next key",
+        Check(UNQUANTISED, ((1, 1), 64, True)),
+        "attention.tiles:_later",
+        ("triu_(1)", "triu_(2)"),
+    ),
+    mutate(
+        "padded keys are seen",
+        Check(UNQUANTISED, ((6, 2), 75, False)),
+        "attention.tiles:Shape.mask",
+        ("elif seen > self.keys:", "elif False:"),
+    ),
+]
+
 MUTATIONS: list[Mutation] = [
     *ELEMENTS,
     *BLOCK_SCALES,
@@ -416,4 +451,5 @@ MUTATIONS: list[Mutation] = [
     *TRANSFORM,
     *LAYOUT,
     *LAYER,
+    *ATTENTION,
 ]

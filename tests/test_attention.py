@@ -93,6 +93,19 @@ def test_bf16_operands_and_outputs():
         assert 1e-4 < relative(mine, reference) < max(1.5 * relative(other, reference), 6e-3)
 
 
+def test_p_is_rounded_to_bf16_for_its_two_products():
+    """O = bf16(P) V and dV = bf16(P)^T dO, to what another order of sums leaves; P as it is would be
+    hundreds of times as far off."""
+    q, k, v, do = draw(7, (2, 2), 96, 32)
+    q, k, v, do = (x.bfloat16().double() for x in (q, k, v, do))
+    seen = torch.ones(96, 96, dtype=torch.bool).tril()
+    p = (q @ k.mT / 32**0.5).masked_fill(~seen, float("-inf")).softmax(-1)
+    got = ours(AttentionRecipe(lowered=(), views=()), *(x.float() for x in (q, k, v, do)))
+    for place, product in ((0, lambda p: p @ v), (3, lambda p: p.mT @ do)):
+        assert relative(got[place], product(p.float().bfloat16().double())) < 3e-5
+        assert relative(got[place], product(p)) > 5e-4
+
+
 # --- the quantised backward ---
 
 

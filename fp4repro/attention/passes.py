@@ -142,8 +142,15 @@ class Work:
 
 
 def _rounding() -> Callable[[Tensor], Tensor]:
-    """To values that BF16 holds."""
-    return lambda x: x.bfloat16().float()
+    """To values that BF16 holds, ties to even, on the bits: a cast there and back is left out by the
+    compiler."""
+
+    def rounded(x: Tensor) -> Tensor:
+        bits = x.view(torch.int32)
+        nearest = bits + 0x7FFF + (bits >> 16 & 1) & -0x10000
+        return torch.where(x == x, nearest.view(torch.float32), x)  # a NaN's bits might carry over
+
+    return rounded
 
 
 def _row_sums() -> Callable[[Tensor, Tensor], Tensor]:

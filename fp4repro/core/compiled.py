@@ -80,10 +80,18 @@ class _Compiled:
 
     def __call__(self, *args: Tensor | None) -> Tensor | tuple[Tensor, ...]:
         # A caller's graph takes the function in as it is; so does whatever stands in for a tensor.
-        if torch.compiler.is_compiling() or not all(a is None or type(a) is Tensor for a in args):
+        if torch.compiler.is_compiling():
             return self._function(*args)
-        tensors = [a if a.is_contiguous() else a.contiguous() for a in args if a is not None]
-        key = (tensors[0].device, *(a if a is None else (a.dtype, a.shape) for a in args))
+        tensors, key = [], []
+        for a in args:
+            if a is None:
+                key.append(None)
+                continue
+            if type(a) is not Tensor:
+                return self._function(*args)
+            tensors.append(a if a.is_contiguous() else a.contiguous())
+            key += a.dtype, a.shape
+        key = tensors[0].device, *key
         run = self._runs.get(key)
         if run is None:
             run = self._runs[key] = self._serving(args, tensors)

@@ -26,6 +26,9 @@ class Minifloat:
     max: float
     signed: bool = True
 
+    def __hash__(self) -> int:  # formats are looked up at each call of a kernel
+        return hash(self.name)
+
     @property
     def min_normal(self) -> float:
         return 2.0**self.emin
@@ -87,6 +90,9 @@ class BlockFormat:
     order: ScaleOrder = "te"
     four_over_six: Literal["mse", "mae"] | None = None
     pads: bool = False
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.element, self.block))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", self.target or self.element.max)

@@ -7,7 +7,7 @@ many, and a run that is resumed or recomputed draws them again. Two words enter 
 hash, since with a single additive word any two streams would be shifted copies of each other.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,7 +41,8 @@ class RandomKey:
     def words(self) -> tuple[int, int]:
         """The key as two signed 32-bit words."""
         state = 0
-        for part in astuple(self):
+        parts = self.seed, self.step, self.layer, self.role, self.microbatch, self.rank, self.salt
+        for part in parts:  # not `astuple`, which copies deeply
             state = _splitmix(state ^ (part & _MASK))
         return _signed(state & 0xFFFFFFFF), _signed(state >> 32)
 

@@ -10,7 +10,7 @@ bits a value for NVFP4), and W packed, kept by the layer and shared by every use
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +136,8 @@ class QuantLinear(nn.Linear):
         """Changes whenever the weight or the step does."""
         w = self.weight.detach()
         clock = self.plan.clock
-        state = (w.data_ptr(), self.weight._version, w.dtype, w.device, id(self.plan), *astuple(clock)[:2])
+        version = self.weight._version
+        state = (w.data_ptr(), version, w.dtype, w.device, id(self.plan), clock.seed, clock.step)
         if any(self.plan.slots[s].stochastic for s in ("w_fprop", "w_dgrad")):
             state += (clock.microbatch,)
         # Writing through `.data` leaves the version as it is, but not the sums of the bits of each row.
