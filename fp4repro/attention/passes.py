@@ -16,6 +16,7 @@ from fp4repro.attention.operands import HEAD_DIM, SEQUENCE, Kept, Operand, opera
 from fp4repro.attention.tiles import Shape
 from fp4repro.core.compiled import compiled
 from fp4repro.core.random import RandomKey
+from fp4repro.core.rounding import nearest_bf16
 from fp4repro.recipes.attention import AttentionRecipe
 
 # Numbers of dS's two roundings in random keys; those of a linear's slots are below.
@@ -142,15 +143,7 @@ class Work:
 
 
 def _rounding() -> Callable[[Tensor], Tensor]:
-    """To values that BF16 holds, ties to even, on the bits: a cast there and back is left out by the
-    compiler."""
-
-    def rounded(x: Tensor) -> Tensor:
-        bits = x.view(torch.int32)
-        nearest = bits + 0x7FFF + (bits >> 16 & 1) & -0x10000
-        return torch.where(x == x, nearest.view(torch.float32), x)  # a NaN's bits might carry over
-
-    return rounded
+    return nearest_bf16
 
 
 def _row_sums() -> Callable[[Tensor, Tensor], Tensor]:

@@ -67,6 +67,14 @@ def round_up(a: Tensor, fmt: Minifloat) -> Tensor:
     return torch.where(down < a, down + _binade(down, fmt, 2.0**-fmt.mantissa_bits, False), down)
 
 
+def nearest_bf16(x: Tensor) -> Tensor:
+    """float32 `x` rounded to values that BF16 holds, ties to even. On the bits, not by a cast there and back:
+    a compiler that fuses both leaves them out."""
+    bits = x.view(torch.int32)
+    nearest = bits + 0x7FFF + (bits >> 16 & 1) & -0x10000
+    return torch.where(x == x, nearest.view(torch.float32), x)  # a NaN's bits might carry over
+
+
 def _power_of_two(a: Tensor, carry: int, fmt: Minifloat) -> Tensor:
     """Power of two above `a` if adding `carry` to its mantissa overflows, else the one below."""
     field = (a.view(torch.int32) + carry) & EXPONENT

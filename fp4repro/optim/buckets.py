@@ -122,12 +122,19 @@ class Bucket:
         keys = [replace(key, layer=self.number, role=role, rank=number_of(self._groups)) for role in (0, 1)]
         noise = torch.stack([one.tensor() for one in keys])
         numbers = torch.tensor(hyper, dtype=torch.float32)
-        compiling = eager if self._groups else compiled  # a kernel cannot wait for other ranks
+        # A kernel cannot wait for other ranks.
+        compiling = compiled if not self._groups and all(map(_compiles, self.codecs)) else eager
         run = compiling(make_step, *self.codecs, *([self._groups] if self._groups else []))
         run(p, g, self.owner, self.lengths, numbers.to(device), noise.to(device), *self.stored)
         if not self._in_place:
             pieces = [t.view(s.shape) for t, s in zip(p.view(-1).split(self._sizes), shards, strict=True)]
             torch._foreach_copy_(shards, pieces)
+
+
+def _compiles(codec: StateCodec | None) -> bool:
+    """Whether inductor's kernel has the bits of the definition: it misreads tiles of several blocks, and its
+    logarithm is another one."""
+    return codec is None or (max(codec.hadamard, codec.tile) <= BLOCK and codec.map != "log2")
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fp4repro.core import kernels
+from fp4repro.core.rounding import nearest_bf16
 from fp4repro.core.tensor import kernel_format, load_scales, store_scales
 from fp4repro.optim.shards import largest_of
 from fp4repro.recipes.optimizer import BLOCK, Linear4, StateCodec
@@ -31,10 +32,10 @@ def exact_sqrt(x: Tensor) -> Tensor:
 _MAPS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "linear": (lambda x: x, lambda y: y),
     "sqrt": (exact_sqrt, torch.square),
-    "fourth-root": (lambda x: x.sqrt().sqrt(), lambda y: y.square().square()),
+    "fourth-root": (lambda x: exact_sqrt(exact_sqrt(x)), lambda y: y.square().square()),
     "log2": (lambda x: x.clamp_min(TINY).log2(), torch.exp2),
     "inverse-sqrt": (
-        lambda x: 1 / (x.sqrt() + EPS),
+        lambda x: 1 / (exact_sqrt(x) + EPS),
         lambda y: (1 / y.clamp_min(TINY) - EPS).clamp_min(0).square(),
     ),
 }
@@ -72,10 +73,10 @@ def transform(x: Tensor, codec: StateCodec) -> tuple[Tensor, Tensor | None]:
     if codec.centre:
         tiles = y.reshape(-1, codec.tile)
         if codec.centre == "mean":
-            centre = (kernels.pairwise_sum(tiles, 1) * (1 / codec.tile)).bfloat16()
+            near = nearest_bf16(kernels.pairwise_sum(tiles, 1) * (1 / codec.tile))
         else:
-            centre = _down_to_bf16(tiles.amax(1, keepdim=True))
-        z = tiles - centre.float()
+            near = _down_to_bf16(tiles.amax(1, keepdim=True))
+        z, centre = tiles - near, near.bfloat16()
         y = (z.clamp_min(-codec.log_range) if codec.log_range else z).view(x.shape)
     return y if codec.hadamard_first else rotate(y, codec.hadamard), centre
 
@@ -99,10 +100,10 @@ def restore(z: Tensor, centre: Tensor | None, codec: StateCodec) -> Tensor:
 
 
 def _down_to_bf16(x: Tensor) -> Tensor:
-    """The BF16 number at or below x: a maximum that is rounded up would let a state grow from nothing."""
-    near = x.bfloat16().float()
+    """The value of BF16 at or below x: a maximum that is rounded up would let a state grow from nothing."""
+    near = nearest_bf16(x)
     step = torch.where(near > x, near.abs().clamp_min(TINY) * 2.0**-8, 0.0)
-    return (near - step).bfloat16()
+    return nearest_bf16(near - step)
 
 
 def encode(
