@@ -326,6 +326,28 @@ def test_what_stays_in_fp32_has_a_reason():
     }
 
 
+def test_a_rate_kept_in_a_tensor_is_set_in_place():
+    """torchao's low-bit AdamW holds its rate so, and refuses another object."""
+    setup = Setup(steps=3, width=32, batch=2, context=32)
+    rates = []
+
+    def make(as_tensor: bool):
+        def optimizer(net):
+            rates.append(torch.tensor(1.0) if as_tensor else 1.0)
+            return AdamW(net.parameters(), lr=rates[-1], foreach=False)
+
+        return optimizer
+
+    with_tensor, with_number = (run(setup, make(kind)).validation for kind in (True, False))
+    assert with_tensor == pytest.approx(with_number, rel=1e-5)
+    assert with_number != pytest.approx(
+        run(Setup(steps=3, width=32, batch=2, context=32, learning_rate=0.1), make(False)).validation,
+        rel=1e-3,
+    )
+    assert 0 < float(rates[0]) < setup.learning_rate
+    assert rates[1] == 1.0
+
+
 def test_a_sparse_gradient_is_refused_with_a_sentence():
     table = nn.Embedding(256, 64, sparse=True)
     optimizer = NVFP4AdamW(table.parameters())

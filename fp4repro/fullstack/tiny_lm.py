@@ -80,7 +80,7 @@ def run(
     largest = -math.inf
     for step in range(setup.steps):
         for group in built.param_groups:
-            group["lr"] = setup.learning_rate * _cosine(step / setup.steps)
+            set_rate(group, setup.learning_rate * _cosine(step / setup.steps))
         tokens, targets = (torch.from_numpy(side) for side in batches[step])
         built.zero_grad()
         loss = net(tokens, targets)
@@ -97,6 +97,14 @@ def run(
     if not math.isfinite(loss):
         return Outcome(None, None, "diverged: validation loss not finite")
     return Outcome(loss, largest)
+
+
+def set_rate(group: dict, rate: float) -> None:
+    """Of an optimizer's group. torchao keeps the rate in a tensor, and refuses another object in its place."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def _cosine(done: float) -> float:
