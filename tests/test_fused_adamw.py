@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fp4repro.core.compiled import compiler_usable, without_compiler
-from fp4repro.optim import NVFP4AdamW
+from fp4repro.optim import NVFP4AdamW, fused
 from fp4repro.optim.codecs import exact_sqrt
 from fp4repro.optim.fused import fusable
 from fp4repro.recipes.optimizer import FIRST_MOMENT, SECOND_MOMENT, SECOND_MOMENTS
@@ -65,6 +65,23 @@ def test_parameters_and_states_are_torchs_to_the_bit(compiler, scale, floor, thr
             assert torch.equal(value.view(torch.uint8), expected[name].view(torch.uint8)), name
     start = torch.randn(SHAPES[0], generator=torch.Generator().manual_seed(0))
     assert not torch.equal(ours[0], start)
+
+
+@pytest.mark.parametrize("lanes", [8, 4])
+def test_narrower_vectors_give_the_same_bits(compiler, monkeypatch, lanes):
+    """Those of processors without AVX-512, and without AVX2."""
+    monkeypatch.setattr(fused, "FLAGS", (*fused.FLAGS, f"-DFP4REPRO_LANES={lanes}"))
+    fused._library.cache_clear()
+    try:
+        (ours, a), (theirs, b) = trained(False), trained(True)
+    finally:
+        fused._library.cache_clear()
+    for p, q in zip(ours, theirs, strict=True):
+        assert torch.equal(p, q)
+        expected = leaves(b, q)
+        assert all(
+            torch.equal(t.view(torch.uint8), expected[n].view(torch.uint8)) for n, t in leaves(a, p).items()
+        )
 
 
 def test_a_parameter_of_more_than_a_million_elements(compiler):

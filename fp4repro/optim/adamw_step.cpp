@@ -10,8 +10,8 @@
 namespace {
 
 constexpr long CHUNK = 1024;  // blocks that a thread takes at a time
-constexpr long FEW = 4096;    // groups whose new moments are kept between the passes
-constexpr int AHEAD = 2;      // groups of N blocks whose memory is asked for in advance
+constexpr long FEW = 65536;   // blocks whose new moments are kept between the passes
+constexpr int AHEAD = 2;      // groups of blocks whose memory is asked for in advance
 
 struct Hyper {
     float keep, take1, beta2, take2, rate, unbias, eps;  // as in `buckets.make_step`
@@ -46,7 +46,7 @@ void group(const Bucket &t, float *p, const float *grad, const float *decode, co
            Kept *kept) {
     const Hyper &h = t.h;
     F g[N], m[N], u[N], old_mean = from_bf16(load<H>(t.centre)), least = old_mean * t.floor;
-    EACH g[j] = load<F>(grad + N * j);
+    EACH g[j] = load<F>(grad + spot(j));
     transpose(g);
     Decoder stored_u(t.second, decode[1], part), stored_m(t.first, decode[0], 1);
     EACH u[j] = stored_u[j];
@@ -65,7 +65,7 @@ void group(const Bucket &t, float *p, const float *grad, const float *decode, co
         if (PASS == STORE) encode(t.first, m, largest_m, amax[0], 1);
         if (PASS == KEEP) EACH kept->m[j] = m[j];
         transpose(step);
-        EACH store(p + N * j, load<F>(p + N * j) * h.keep - step[j]);
+        EACH store(p + spot(j), load<F>(p + spot(j)) * h.keep - step[j]);
     }
     H centre = to_bf16(mean(u));
     EACH u[j] -= from_bf16(centre);
@@ -93,9 +93,9 @@ void copy(const Bucket &to, const Bucket &from, long blocks) {
 template <Pass PASS>
 void rest(const Bucket &t, long blocks, float *p, const float *g, const float *decode, const float *amax,
           I *largest, Kept *kept) {
-    float own_p[N * N] = {}, own_g[N * N] = {};
-    uint8_t codes[2][N * N / 2] = {}, scales[2][N] = {};
-    uint16_t centre[N] = {};
+    float own_p[W * N] = {}, own_g[W * N] = {};
+    uint8_t codes[2][W * N / 2] = {}, scales[2][W] = {};
+    uint16_t centre[W] = {};
     Bucket own = {{codes[0], scales[0], nullptr}, {codes[1], scales[1], nullptr}, centre, t.floor, t.h};
     copy(own, t, blocks);
     std::memcpy(own_p, p, 4 * N * blocks);
@@ -113,8 +113,8 @@ void run(Work &w, const Bucket &bucket, float *p, const float *g, const float *d
     Bucket t = bucket.at(w.start);
     p += N * w.offset, g += N * w.offset;
     long left = w.blocks;
-    for (; left >= N; left -= N, t = t.at(N), p += N * N, g += N * N, kept++) {
-        for (int i = AHEAD * N; i < (AHEAD + 1) * N; i++) {
+    for (; left >= W; left -= W, t = t.at(W), p += W * N, g += W * N, kept++) {
+        for (int i = AHEAD * W; i < (AHEAD + 1) * W; i++) {
             __builtin_prefetch(g + N * i);
             if (PASS != SEARCH) __builtin_prefetch(p + N * i, 1);
         }
@@ -127,10 +127,10 @@ void run(Work &w, const Bucket &bucket, float *p, const float *g, const float *d
 void finish(Work &w, const Bucket &bucket, float *, const float *, const float *, const float *amax,
             Kept *kept) {
     Bucket t = bucket.at(w.start);
-    for (long left = w.blocks; left > 0; left -= N, t = t.at(N), kept++) {
-        uint8_t codes[2][N * N / 2], scales[2][N];
+    for (long left = w.blocks; left > 0; left -= W, t = t.at(W), kept++) {
+        uint8_t codes[2][W * N / 2], scales[2][W];
         Moment own[2] = {{codes[0], scales[0], nullptr}, {codes[1], scales[1], nullptr}};
-        bool whole = left >= N;
+        bool whole = left >= W;
         encode(whole ? t.first : own[0], kept->m, kept->largest_m, amax[0], 1);
         encode(whole ? t.second : own[1], kept->u, kept->largest_u, amax[1], part);
         if (!whole) copy(t, {own[0], own[1], t.centre, t.floor, t.h}, left);
@@ -150,10 +150,10 @@ extern "C" void adamw_step(long tensors, const long *blocks, float *const *p, co
         for (long at = 0; at < blocks[k]; at += CHUNK) {
             long count = std::min(CHUNK, blocks[k] - at);
             work.push_back({k, at, start + at, count, groups, {}});
-            groups += (count + N - 1) / N;
+            groups += (count + W - 1) / W;
         }
     }
-    bool few = groups <= FEW;
+    bool few = groups * W <= FEW;
     static thread_local std::vector<Kept> kept;  // for the next step too: fresh memory costs as much as a step
     if (few && long(kept.size()) < groups) kept.resize(groups);
     Kept *memory = few ? kept.data() : nullptr;
@@ -169,7 +169,7 @@ extern "C" void adamw_step(long tensors, const long *blocks, float *const *p, co
         for (int i = 0; i < 2; i++) {
             int32_t found;
             std::memcpy(&found, &amax[2 * w.tensor + i], 4);
-            EACH found = std::max(found, w.largest[i][j]);
+            LANES found = std::max(found, w.largest[i][b]);
             std::memcpy(&amax[2 * w.tensor + i], &found, 4);
         }
     for (long k = 0; k < 2 * tensors; k++) moments[k % 2].amax[k / 2] = amax[k] *= k % 2 ? 0.25f : 1;

@@ -1,7 +1,8 @@
-// NVFP4 on vectors whose lanes are blocks: what core/kernels.py computes, to the bit, sixteen blocks at once.
+// NVFP4 on vectors whose lanes are blocks: what core/kernels.py computes, to the bit, a group of blocks at once.
 //
 // Lane b of vector j is element j of block b. A block's scale is then a lane, its mean fifteen additions of
-// vectors, its Hadamard transform sums and differences of them. Vectors are GCC's: any CPU will do.
+// vectors, its Hadamard transform sums and differences of them. Vectors are GCC's, as wide as the processor's:
+// wider ones would be taken apart into single numbers.
 
 #include <algorithm>
 #include <cfloat>
@@ -11,16 +12,27 @@
 #include <limits>
 
 #define EACH _Pragma("GCC unroll 16") for (int j = 0; j < N; j++)
+#define LANES for (int b = 0; b < W; b++)
 
 namespace {
 
-constexpr int N = 16;           // elements of a block, lanes of a vector, blocks of a group
+constexpr int N = 16;  // elements of a block
+#if !defined(FP4REPRO_LANES)
+#if defined(__AVX512F__)
+#define FP4REPRO_LANES 16
+#elif defined(__AVX2__)
+#define FP4REPRO_LANES 8
+#else
+#define FP4REPRO_LANES 4
+#endif
+#endif
+constexpr int W = FP4REPRO_LANES;  // lanes of a vector, blocks of a group
 constexpr int32_t EXPONENT = 0x7F800000, MAGNITUDE = 0x7FFFFFFF;
 
-typedef float F __attribute__((vector_size(4 * N)));
-typedef int32_t I __attribute__((vector_size(4 * N)));
-typedef uint16_t H __attribute__((vector_size(2 * N)));
-typedef uint8_t B __attribute__((vector_size(N)));
+typedef float F __attribute__((vector_size(4 * W)));
+typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef uint16_t H __attribute__((vector_size(2 * W)));
+typedef uint8_t B __attribute__((vector_size(W)));
 
 struct Moment {
     uint8_t *codes;   // (blocks, 8)
@@ -41,22 +53,29 @@ inline F splat(float x) { return x - F{}; }
 inline I most(I a, I b) { return a > b ? a : b; }
 inline F root(F x) {
     F y;
-    for (int j = 0; j < N; j++) y[j] = std::sqrt(x[j]);
+    for (int b = 0; b < W; b++) y[b] = std::sqrt(x[b]);
     return y;
 }
 
 // Swaps the off-diagonal squares of side STEP.
 template <int STEP> inline void exchange(F *x) {
     I low, high;
-    EACH low[j] = j & STEP ? N + j - STEP : j;
-    EACH high[j] = j & STEP ? N + j : j + STEP;
+    LANES low[b] = b & STEP ? W + b - STEP : b;
+    LANES high[b] = b & STEP ? W + b : b + STEP;
     EACH if (!(j & STEP)) {
-        F a = x[j], b = x[j + STEP];
-        x[j] = __builtin_shuffle(a, b, low);
-        x[j + STEP] = __builtin_shuffle(a, b, high);
+        F left = x[j], right = x[j + STEP];
+        x[j] = __builtin_shuffle(left, right, low);
+        x[j + STEP] = __builtin_shuffle(left, right, high);
     }
 }
-inline void transpose(F *x) { exchange<8>(x), exchange<4>(x), exchange<2>(x), exchange<1>(x); }
+// Of each W rows; its own inverse.
+inline void transpose(F *x) {
+    if constexpr (W > 8) exchange<8>(x);
+    if constexpr (W > 4) exchange<4>(x);
+    exchange<2>(x), exchange<1>(x);
+}
+// Where row j of a group lies in memory, before the transposition: columns j / W * W and on of block j % W.
+constexpr int spot(int j) { return N * (j % W) + j / W * W; }
 
 template <int HALF> inline void stage(F *x) {
     EACH if (!(j & HALF)) {
@@ -110,6 +129,16 @@ template <int MANTISSA, int LOWEST> struct Rounded {
     static constexpr int32_t BIAS = ((23 - MANTISSA) << 23) + ((LOWEST + 127) << MANTISSA);
 };
 
+inline F from_e2m1(I code) {
+    if constexpr (W == N) {
+        const float table[N] = {0, .5, 1, 1.5, 2, 3, 4, 6, -0.f, -.5, -1, -1.5, -2, -3, -4, -6};
+        return __builtin_shuffle(load<F>(table), code);
+    }
+    I word = code & 7, sign = (code & 8) << 28;
+    F magnitude = word < 2 ? __builtin_convertvector(word, F) * 0.5f : (F)((word << 22) + (126 << 23));
+    return (F)((I)magnitude | sign);
+}
+
 struct Decoder {
     I word[2];
     F s;
@@ -117,16 +146,13 @@ struct Decoder {
 
     // `part` is a power of two that the caller wants the values multiplied by.
     Decoder(const Moment &t, float decode, float part) : tensor(decode * part) {
-        I even, a = load<I>(t.codes), b = load<I>(t.codes + 64);
-        EACH even[j] = 2 * j;
-        word[0] = __builtin_shuffle(a, b, even);  // the first eight codes of each block
-        word[1] = __builtin_shuffle(a, b, even + 1);
+        I even, low = load<I>(t.codes), high = load<I>(t.codes + 4 * W);
+        LANES even[b] = 2 * b;
+        word[0] = __builtin_shuffle(low, high, even);  // the first eight codes of each block
+        word[1] = __builtin_shuffle(low, high, even + 1);
         s = from_e4m3(load<B>(t.scales));
     }
-    F operator[](int j) const {
-        const F table = {0, .5, 1, 1.5, 2, 3, 4, 6, -0.f, -.5, -1, -1.5, -2, -3, -4, -6};
-        return __builtin_shuffle(table, word[j / 8] >> 4 * (j % 8)) * s * tensor;
-    }
+    F operator[](int j) const { return from_e2m1(word[j / 8] >> 4 * (j % 8)) * s * tensor; }
 };
 
 // `kernels.make_scales` and `make_apply`. `part` is a power of two that the values still lack.
@@ -142,10 +168,10 @@ void encode(const Moment &t, const F *z, I largest, float amax, float part) {
         I a = (I)y & MAGNITUDE, code = Rounded<1, 0>(a < six ? a : six).code;
         word[j / 8] += (y < 0 ? code + 8 : code) << 4 * (j % 8);
     }
-    EACH odd[j] = j / 2 + N * (j % 2);
+    LANES odd[b] = b / 2 + W * (b % 2);
     store(t.scales, __builtin_convertvector(s.code, B));
     store(t.codes, __builtin_shuffle(word[0], word[1], odd));
-    store(t.codes + 64, __builtin_shuffle(word[0], word[1], odd + 8));
+    store(t.codes + 4 * W, __builtin_shuffle(word[0], word[1], odd + W / 2));
 }
 
 }  // namespace
