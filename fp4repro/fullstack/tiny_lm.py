@@ -100,7 +100,7 @@ def run(
 
 
 def set_rate(group: dict, rate: float) -> None:
-    """Of an optimizer's group. torchao keeps the rate in a tensor, and refuses another object in its place."""
+    """Of an optimizer's group. torchao keeps the rate in a tensor, and refuses another object."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(rate)
     else:

@@ -1,9 +1,9 @@
 """The ablation table as long rows of the results schema: `fp4repro.report.entries`, and token factors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fp4repro.ablations import Ablation
+from fp4repro.ablations import Ablation, RunChange
 from fp4repro.config import Scale
 from fp4repro.errors import Fp4ReproError
 from fp4repro.report.entries import EntryTable
@@ -28,6 +28,11 @@ def ablation_rows(
 class AblationTable(EntryTable):
     experiment = ABLATIONS
     whole = "nvfp4"
+
+    def alike(self, name: str, other: str) -> Sequence[str]:
+        """Those of the same model and length: another model's losses scatter otherwise."""
+        runs = {n: self.entries[n].run if n in self.entries else RunChange() for n in self.plan.names}
+        return [n for n, run in runs.items() if run == runs.get(name, RunChange())]
 
     def together(self) -> Iterator[Row]:
         """The token factor of every recipe that runs at more than one length."""

@@ -48,7 +48,7 @@ class EntryTable:
         self.numbers = numbers
         self.outcomes = outcomes
         self.plan: Plan = outcomes.plan
-        self.spreads: dict[str, Spread | None] = {}
+        self.spreads: dict[tuple[str, ...], Spread | None] = {}
         gaps = list(outcomes.gaps(self.whole, "bf16").values())
         whole = sum(gaps) / len(gaps) if gaps else None
         self.margin = margin_for(whole)
@@ -70,8 +70,8 @@ class EntryTable:
         """What an experiment says of an entry's runs beside losses and gaps."""
         yield from ()
 
-    def alike(self, other: str) -> Sequence[str]:
-        """Runs whose differences to this one scatter alike."""
+    def alike(self, name: str, other: str) -> Sequence[str]:
+        """Runs whose differences to `other` scatter as those of `name` do."""
         return self.plan.names
 
     def together(self) -> Iterator[Row]:
@@ -125,15 +125,15 @@ class EntryTable:
         gaps = list(self.outcomes.gaps(name, other).values())
         mean = sum(gaps) / len(gaps) if gaps else None
         runs = len(self.outcomes.ended(name))
-        return Difference(mean, len(gaps), self._spread(other), self.outcomes.diverged(name), runs)
+        return Difference(mean, len(gaps), self._spread(name, other), self.outcomes.diverged(name), runs)
 
-    def _spread(self, other: str) -> Spread | None:
-        """Of the differences to one run, over all entries but those that are the same run as another."""
-        if other not in self.spreads:
-            names = [n for n in self.alike(other) if n != other and n not in self.plan.alias]
-            groups = [list(self.outcomes.gaps(name, other).values()) for name in names]
-            self.spreads[other] = pooled(groups)
-        return self.spreads[other]
+    def _spread(self, name: str, other: str) -> Spread | None:
+        """Of the differences to `other`, over all alike but those that are the same run as another."""
+        alike = [n for n in self.alike(name, other) if n != other and n not in self.plan.alias]
+        key = (other, *alike)
+        if key not in self.spreads:
+            self.spreads[key] = pooled([list(self.outcomes.gaps(n, other).values()) for n in alike])
+        return self.spreads[key]
 
     def _bootstrap(self, entry: Ablation, other: str) -> Row:
         series = list(self.outcomes.step_gaps(entry.name, other).values())
@@ -167,7 +167,7 @@ class EntryTable:
         return Row(**{**asdict(row), "provenance": "published", "device": "", "torch": "", "commit": ""})
 
     def _spread_row(self, other: str) -> Iterator[Row]:
-        spread = self._spread(other)
+        spread = self._spread(other, other)
         if spread:
             note = f"pooled over comparisons with {other}, {spread.df} degrees of freedom"
             yield self.row("all", SPREAD + other, spread.sd, note=note)

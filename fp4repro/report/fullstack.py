@@ -58,7 +58,7 @@ class FullstackTable(EntryTable):
         for metric in MEMORY:
             yield self.mean(name, metric)
 
-    def alike(self, other: str) -> Sequence[str]:
+    def alike(self, name: str, other: str) -> Sequence[str]:
         """Those with the same kind of optimizer: what Muon changes comes on top of what a seed does."""
         kinds = {name: recipe_or_ablation(name, self.entries).optimizer.kind for name in self.plan.names}
         return [name for name, kind in kinds.items() if kind == kinds.get(other, "adamw")]
