@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fp4repro.core.formats import FORMATS, BlockFormat
 from fp4repro.errors import Fp4ReproError
@@ -163,7 +164,41 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             raise Fp4ReproError(f"{name} has no {wrong[0]!r}; it has {', '.join(known)}")
         hints = get_type_hints(settings)
         return settings(**{k: _typed(f"{name}.{k}", v, hints[k]) for k, v in value.items()})
-    return tuple(value) if isinstance(value, list) else value
+    value = tuple(value) if isinstance(value, list) else value
+    if not _fits(value, hint):
+        raise Fp4ReproError(f"{name} cannot be {value!r}: it takes {_said(hint)}")
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of a field's type; what a type does not say is the recipe's to refuse."""
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return any(_fits(value, kind) for kind in get_args(hint))
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _said(hint: Any) -> str:
+    """A type in words."""
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return " or ".join(_said(kind) for kind in get_args(hint))
+    if get_origin(hint) is tuple:
+        return "a list"
+    if is_dataclass(hint):
+        return f"fields ({', '.join(field.name for field in fields(hint))})"
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        type(None): "null",
+    }
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def format_of(value: str | dict[str, Any]) -> BlockFormat:
